@@ -4,6 +4,16 @@ SHELL := bash
 .DEFAULT_GOAL := help
 
 PKG       ?= ./...
+# chosen is PKG, or without a PKG the packages that its argument lists.
+chosen     = $(if $(filter file,$(origin PKG)),$(1),$(PKG))
+# TEST lists all packages but those of `make integration`, `make browser` and `make generated`.
+TEST       = $(shell go list ./... | grep -vE '/tests/(integration|chaos|guards|browser)$$|/acl/(derive|gen)$$')
+# RACE lists packages whose goroutines share memory: the roles and their consumers of streams, guards
+# and accounts, the servers and their event streams, and what batches or caches calls.
+RACE      := ./client/... ./entry ./guard ./processor/... ./run ./internal/access/... ./internal/calls/lending ./internal/process/app \
+	./internal/process/roles ./internal/redisx ./internal/redisx/stream ./internal/redisx/wm ./internal/room/broker \
+	./internal/room/entrytoken ./internal/room/position ./internal/room/roomapi ./internal/stage/... ./internal/telemetry ./internal/web/... \
+	$(addprefix ./internal/jobs/,aggregator dispatcher fetcher groups/... ingest watcher worker)
 TESTFLAGS ?=
 FUZZTIME  ?= 10s
 SOAKTIME  ?= 10m
@@ -25,7 +35,7 @@ GUARDSFLAGS ?=
 CONSOLEFLAGS ?=
 
 # ROOMFLAGS are flags of bench-room.
-ROOMFLAGS ?= --users 5000 --brokers 3 --events 100
+ROOMFLAGS ?= --users 5000 --brokers 3
 
 LINT_VERSION := 2.15.0
 # LINT is the installed golangci-lint if it has exactly this version; otherwise a copy in .bin.
@@ -66,6 +76,7 @@ VULN := $(CURDIR)/.bin/govulncheck-$(VULN_VERSION)
 .PHONY: vuln
 vuln: $(VULN) ## Check for calls of functions with known vulnerabilities; needs https://vuln.go.dev, or VULNDB=file:///DIR
 	@VULNDB='$(VULNDB)' .ci/vuln $(VULN) $(PKG)
+	@cd bench && VULNDB='$(VULNDB)' ../.ci/vuln $(VULN) ./...
 
 .PHONY: fmt
 fmt: lint-tool ## Format the code
@@ -75,36 +86,52 @@ fmt: lint-tool ## Format the code
 vet: ## Run go vet
 	go vet $(PKG)
 	go vet -tags browser ./tests/browser
-	cd bench/peers && go vet ./...
+	cd bench && go vet ./...
 
 .PHONY: lint
 lint: lint-tool ## Check the format and the rules in .golangci.yml
 	GOFLAGS="$$GOFLAGS -buildvcs=false" $(LINT) run $(PKG)
+	cd bench && GOFLAGS="$$GOFLAGS -buildvcs=false" $(LINT) run --config ../.golangci.yml ./...
+
+.PHONY: lua
+lua: ## Check the Lua scripts with luacheck, which it installs unless it is installed
+	@bash .ci/deps luacheck
+	go run ./internal/testkit/luacheck
 
 .PHONY: check
 check: vet lint deps ## Before a commit: format, vet, lint and short tests
-	go test -short $(TESTFLAGS) $(PKG)
+	go test -short $(TESTFLAGS) $(call chosen,$(TEST))
 
 .PHONY: test
-test: deps ## Run all tests
-	go test -p $(PARALLEL) -parallel $(PARALLEL) $(TESTFLAGS) $(PKG)
+test: deps ## Run the tests of all packages but those of integration and browser; BENCH=. runs each benchmark once, too
+	go test -p $(PARALLEL) -parallel $(PARALLEL) $(TESTFLAGS) $(call chosen,$(TEST)) $(if $(BENCH),-args -test.bench=$(BENCH) -test.benchtime=1x)
+	$(if $(filter file,$(origin PKG)),cd bench && go test -timeout 20m $(TESTFLAGS) ./...)
 
 .PHONY: race
-race: deps ## Run all tests with the race detector
+race: deps ## Run the tests of packages that share memory between goroutines with the race detector; PKG=./... selects
 	@bash .ci/deps cc
-	go test -race $(TESTFLAGS) $(PKG)
+	go test -race $(TESTFLAGS) $(call chosen,$(RACE))
+
+# TESTBIN is the folder of the programs that tests run as processes. internal/testkit/proctest builds
+# them with the same flags where no make has done it.
+TESTBIN := $(CURDIR)/bin/test
+
+.PHONY: testbin
+testbin:
+	@go build -buildvcs=false -ldflags='-s -w -X github.com/bulkaction/bulkaction/lua.changed=CHAOS_LUA' -o $(TESTBIN)/ \
+		./cmd/bulkaction ./tests/testworker $(addprefix ./examples/,credential-pool custom-processor custom-reducer embedded protected-shop)
 
 .PHONY: integration
-integration: deps ## Run only the tests across processes
-	go test $(TESTFLAGS) ./tests/integration/...
+integration: deps testbin ## Run the tests across processes, and the commands of the documents
+	BULKACTION_TEST_BIN=$(TESTBIN) go test -timeout 20m -p $(PARALLEL) -parallel $(PARALLEL) $(TESTFLAGS) ./tests/integration ./tests/chaos ./tests/guards
 
 AXE := $(CURDIR)/.bin/axe-core-4.14.1.js
 
 .PHONY: browser
-browser: deps ## Test the web pages in Chromium, which it installs unless it is installed; needs npm once, for axe-core
+browser: deps testbin ## Test the web pages in Chromium, which it installs unless it is installed; needs npm once, for axe-core
 	@bash .ci/deps chromium
 	@bash .ci/axe $(AXE)
-	go test -tags browser -count=1 -parallel 4 ./tests/browser -axe $(AXE) $(TESTFLAGS)
+	BULKACTION_TEST_BIN=$(TESTBIN) go test -tags browser -count=1 -parallel 4 ./tests/browser -axe $(AXE) $(TESTFLAGS)
 
 .PHONY: screenshots
 screenshots: ## Write the pictures in docs/waiting-room and docs/console
@@ -128,76 +155,72 @@ fuzz: deps ## Run each fuzz test for FUZZTIME (10s by default)
 
 .PHONY: soak
 soak: deps ## Run the property tests with random seeds for SOAKTIME (10m by default); PKG=./guard selects
-	@SOAKTIME='$(SOAKTIME)' bash .ci/soak $(PKG)
+	@BULKACTION_SOAK=1 SOAKTIME='$(SOAKTIME)' bash .ci/soak $(PKG)
+
+.PHONY: newseed
+newseed: deps ## Run the property tests once with new random seeds, which it prints
+	@SOAKTIME=0s bash .ci/soak $(PKG)
 
 .PHONY: bench
 bench: deps ## Run each benchmark once, to check that it works
-	go test -run '^$$' -bench . -benchtime 1x $(TESTFLAGS) $(PKG)
+	go test -run '^$$' -bench . -benchtime 1x $(TESTFLAGS) $(call chosen,$(TEST))
+
+# bench-json stores the output of a benchmark, with its flags, in docs/plots.
+bench-json = mkdir -p docs/plots; (cd bench && go run . $(1) $(2) --json) > docs/plots/$(1).json.new && mv docs/plots/$(1).json.new docs/plots/$(1).json || exit 1
 
 .PHONY: bench-flow
 bench-flow: deps ## Measure flow control (about 25 minutes) and write docs/plots/*.json
-	go build -o bin/ ./cmd/bulkaction
-	@mkdir -p docs/plots
-	@set -e; for what in $(FLOW); do \
-		echo "bulkaction bench $$what"; \
-		bin/bulkaction bench $$what $(FLOWFLAGS) --json > docs/plots/$$what.json.new; \
-		mv docs/plots/$$what.json.new docs/plots/$$what.json; \
-	done
+	$(foreach what,$(FLOW),$(call bench-json,$(what),$(FLOWFLAGS));)
 
 .PHONY: bench-peers
-bench-peers: deps ## Compare with asynq and a raw stream (some minutes); PEERSFLAGS='--rounds 5 --json=FILE', see bench/peers
-	go build -o bin/ ./cmd/bulkaction
-	cd bench/peers && go build -o ../../bin/ .
-	@bin/peers $(PEERSFLAGS)
+bench-peers: deps ## Compare with asynq and a raw stream (some minutes); PEERSFLAGS='--rounds 5 --json', see bench/README.md
+	cd bench && go run . peers $(PEERSFLAGS)
 
 .PHONY: bench-guards
-bench-guards: deps ## Measure package guard (6 minutes); write docs/plots/guards.json and its table; GUARDSFLAGS=--quick
-	go build -o bin/ ./cmd/bulkaction
-	@mkdir -p docs/plots
-	bin/bulkaction bench guards $(GUARDSFLAGS) --json > docs/plots/guards.json.new
-	mv docs/plots/guards.json.new docs/plots/guards.json
-	go run ./bench/plots docs/plots docs/performance.md
+bench-guards: deps ## Measure package guard (3 minutes); write docs/plots/guards.json and its table; GUARDSFLAGS=--quick
+	$(call bench-json,guards,$(GUARDSFLAGS))
+	@$(MAKE) --no-print-directory plots
 
 .PHONY: bench-room
-bench-room: deps ## Measure the waiting room (3 minutes); write docs/plots/room.json and its table; ROOMFLAGS='--users 3000'
-	go build -o bin/ ./cmd/bulkaction
-	@mkdir -p docs/plots
-	bin/bulkaction bench room $(ROOMFLAGS) --json > docs/plots/room.json.new
-	mv docs/plots/room.json.new docs/plots/room.json
-	go run ./bench/plots docs/plots docs/performance.md
+bench-room: deps ## Measure the waiting room (2 minutes); write docs/plots/room.json and its table; ROOMFLAGS='--users 3000'
+	$(call bench-json,room,$(ROOMFLAGS))
+	@$(MAKE) --no-print-directory plots
 
 .PHONY: bench-console
-bench-console: deps ## Measure the web console (4 minutes); write docs/plots/console.json and its table; CONSOLEFLAGS='--viewers 200'
-	go build -o bin/ ./cmd/bulkaction
-	@mkdir -p docs/plots
-	bin/bulkaction bench console $(CONSOLEFLAGS) --json > docs/plots/console.json.new
-	mv docs/plots/console.json.new docs/plots/console.json
-	go run ./bench/plots docs/plots docs/performance.md
+bench-console: deps ## Measure the web console (3 minutes); write docs/plots/console.json and its table; CONSOLEFLAGS='--groups 1000'
+	$(call bench-json,console,$(CONSOLEFLAGS))
+	@$(MAKE) --no-print-directory plots
 
 .PHONY: bench-performance
 bench-performance: deps ## Measure speed (10 minutes); write docs/plots/performance.json and the table of docs/performance.md; PERFFLAGS=--quick
-	go build -o bin/ ./cmd/bulkaction
-	@mkdir -p docs/plots
-	bin/bulkaction bench performance $(PERFFLAGS) --json > docs/plots/performance.json.new
-	mv docs/plots/performance.json.new docs/plots/performance.json
-	go run ./bench/plots docs/plots docs/performance.md
+	$(call bench-json,performance,$(PERFFLAGS))
+	@$(MAKE) --no-print-directory plots
 
 .PHONY: bench-compare
 bench-compare: deps ## Compare the speed with that of another revision, in alternating runs; BASE=rev, ROUNDS=5, VARIANTS='base http', COUNT=6, OUT=file.json
 	BASE='$(BASE)' bash bench/compare.sh
 
 .PHONY: chaos
-chaos: deps ## Run the system under faults for 15 minutes; CHAOS_SEED, CHAOS_JOBS, CHAOS_PHASES, CHAOS_OUT=report.json
+chaos: deps testbin ## Run the system under faults for 15 minutes; CHAOS_SEED, CHAOS_JOBS, CHAOS_PHASES, CHAOS_OUT=report.json
 	CHAOS_FULL=1 CHAOS_SEED='$(CHAOS_SEED)' CHAOS_JOBS='$(CHAOS_JOBS)' CHAOS_PHASES='$(CHAOS_PHASES)' CHAOS_OUT='$(abspath $(CHAOS_OUT))' \
-		go test ./tests/chaos -run '^TestChaos$$' -count=1 -timeout 60m -v
+		BULKACTION_TEST_BIN=$(TESTBIN) go test ./tests/chaos -run '^TestChaos$$' -count=1 -timeout 60m -v
 
 .PHONY: plots
 plots: ## Draw docs/plots/*.svg and write the tables of figures in docs, from the JSON files in docs/plots
-	go run ./bench/plots docs/plots $(wildcard docs/flow-control*.md docs/performance.md)
+	cd bench && go run . plots
 
 .PHONY: docs
 docs: ## Generate files, for example docs/configuration.md
 	go generate ./...
+
+GENERATED := docs/configuration.md internal/process/app/help.txt internal/redisx/acl/roles_gen.go deployments/redis/users.acl
+
+.PHONY: generated
+generated: ## Check that the generated files are those of the code, and test the generator of Redis rights
+	go test $(TESTFLAGS) ./internal/redisx/acl/derive
+	@set -e; before=$$(cat $(GENERATED) | cksum); $(MAKE) --no-print-directory docs; \
+	[ "$$before" = "$$(cat $(GENERATED) | cksum)" ] || \
+		{ echo "generated files were stale; commit what is written now: $(GENERATED)" >&2; exit 1; }
 
 .PHONY: clean
 clean: ## Remove the built files

@@ -1,4 +1,4 @@
-package bench
+package main
 
 import (
 	"context"
@@ -8,20 +8,10 @@ import (
 	"math"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
-
-	"github.com/bulkaction/bulkaction/bench/measure"
 )
-
-// CeilingOptions say how many jobs of which size are run, and on which Redis.
-type CeilingOptions struct {
-	Options
-	Jobs    int
-	Payload int // bytes of each job
-}
 
 // Ceiling is the speed of the simplest possible queue with one stream entry per job: the least-work
 // ceiling. A batch of jobs is pushed to a list; a script moves it to a stream; a consumer group
@@ -57,54 +47,51 @@ redis.call('XDEL', KEYS[1], unpack(ARGV))
 return redis.call('HINCRBY', KEYS[2], 'done', #ARGV)`)
 )
 
-// RunCeiling measures the least-work ceiling; see [Ceiling].
-func RunCeiling(ctx context.Context, o CeilingOptions) (Ceiling, error) {
-	f, err := startRedis(ctx, o.Options, 2*ceilingLoops)
-	if err != nil {
-		return Ceiling{}, err
-	}
-	defer f.close() //nolint:errcheck // it holds nothing to keep
-	return f.measureCeiling(ctx, o.Jobs, o.Payload)
+var ceilingBenchmark = benchmark{
+	"ceiling", "The speed of the simplest queue with one stream entry a job, on this machine's Redis",
+	func(f *flags) runner {
+		var jobs, payload int
+		f.int(&jobs, "jobs", 200_000, 1, 0, "number of jobs")
+		f.int(&payload, "payload", 200, 0, 256<<10, "bytes of each job's payload")
+		f.aof()
+		f.redis()
+		f.noRoles = true
+		return func(ctx context.Context, o options) (any, error) {
+			fleet := startRedis(ctx, o)
+			defer fleet.close()
+			return fleet.measureCeiling(ctx, jobs, payload), nil
+		}
+	},
 }
 
 // measureCeiling measures the ceiling on the fleet's Redis, which may hold other data: it uses keys
 // with a prefix of its own, and deletes them at the end, but not if a batch failed. The processes
 // of the fleet must be idle meanwhile.
-func (f *fleet) measureCeiling(ctx context.Context, jobs, payload int) (Ceiling, error) {
+func (f *fleet) measureCeiling(ctx context.Context, jobs, payload int) Ceiling {
 	base := "bulk-action-ceiling-" + rand.Text() + ":"
 	for _, s := range []*redis.Script{ceilingAdmit, ceilingOutcome} {
-		err := f.conn.Shards(ctx, func(ctx context.Context, c redis.UniversalClient) error {
+		check(f.conn.Shards(ctx, func(ctx context.Context, c redis.UniversalClient) error {
 			return s.Load(ctx, c).Err()
-		})
-		if err != nil {
-			return Ceiling{}, fmt.Errorf("measure the ceiling: %w", err)
-		}
+		}))
 	}
 	alone := &fleet{conn: f.conn} // without the roles
-	var elapsed time.Duration
-	u, err := alone.measure(ctx, func() error {
-		began := time.Now()
+	u := alone.measure(ctx, func() {
 		loops, ctx := errgroup.WithContext(ctx)
 		for i := range ceilingLoops {
 			n := jobs*(i+1)/ceilingLoops - jobs*i/ceilingLoops
 			loops.Go(func() error { return ceilingLoop(ctx, f.conn.Cmd, fmt.Sprintf("%s{%d}:", base, i), n, payload) })
 		}
-		err := loops.Wait()
-		elapsed = time.Since(began)
-		return err
+		check(loops.Wait())
 	})
-	if err != nil {
-		return Ceiling{}, fmt.Errorf("measure the ceiling: %w", err)
-	}
 	return Ceiling{
 		Jobs:             jobs,
 		Batch:            ceilingBatch,
 		PayloadBytes:     payload,
-		ElapsedSeconds:   measure.Round4(elapsed.Seconds()),
-		JobsPerSecond:    math.Round(float64(jobs) / elapsed.Seconds()),
-		RedisCPUPerJob:   measure.PerJob(u.redisTotal().CPU, jobs),
-		ProcessCPUPerJob: measure.PerJob(u.processCPU(), jobs),
-	}, nil
+		ElapsedSeconds:   round4(u.took.Seconds()),
+		JobsPerSecond:    math.Round(float64(jobs) / u.took.Seconds()),
+		RedisCPUPerJob:   perJob(u.redis.cpu, jobs),
+		ProcessCPUPerJob: perJob(u.processCPU(), jobs),
+	}
 }
 
 // ceilingLoop runs jobs through one list and one stream, in batches. One round trip reports the
@@ -154,7 +141,7 @@ func ceilingLoop(ctx context.Context, c redis.UniversalClient, base string, jobs
 
 // mean returns a copy of c whose times and speeds are the means of those of c and d.
 func (c Ceiling) mean(d Ceiling) *Ceiling {
-	half := func(a, b float64) float64 { return measure.Round4((a + b) / 2) }
+	half := func(a, b float64) float64 { return round4((a + b) / 2) }
 	c.ElapsedSeconds, c.JobsPerSecond = half(c.ElapsedSeconds, d.ElapsedSeconds), half(c.JobsPerSecond, d.JobsPerSecond)
 	c.RedisCPUPerJob, c.ProcessCPUPerJob = half(c.RedisCPUPerJob, d.RedisCPUPerJob),
 		half(c.ProcessCPUPerJob, d.ProcessCPUPerJob)

@@ -1,28 +1,62 @@
-package bench
+package main
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
+	"net/http"
+	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"time"
 
-	"github.com/bulkaction/bulkaction/bench/measure"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// CompareOptions say which two programs are compared and how thoroughly. Options.Role starts the
-// program called "head", Base the one called "base".
-type CompareOptions struct {
-	Options
-	Base     []string // command that starts a role of the base program; see Options.Role
-	Only     []string // names of variants; empty: all
-	Rounds   int      // measurements of each variant with each program
-	Jobs     int      // jobs of a run that measures throughput
-	HTTPJobs int      // jobs of such a run in the variants in which each job is a request
-	Rate     int      // jobs a second while latency is measured
-	Seconds  int      // how many seconds latency is measured
+// compareOptions say which two programs are compared and how thoroughly. options.program is the one
+// called "head".
+type compareOptions struct {
+	options
+	base     string   // the other program
+	chosen   []string // names of variants; empty: all
+	rounds   int      // measurements of each variant with each program
+	jobs     int      // jobs of a run that measures throughput
+	httpJobs int      // jobs of such a run in the variant http
+	rate     int      // jobs a second while latency is measured
+	seconds  int      // how many seconds latency is measured
+}
+
+var compareBenchmark = benchmark{
+	"compare", "PROGRAM: compare the head with another build, which may be older, under the same workload",
+	func(f *flags) runner {
+		var c compareOptions
+		f.takes = "PROGRAM"
+		f.int(&c.rounds, "rounds", 5, 1, 0, "runs of each variant with each program; medians are shown")
+		f.int(&c.jobs, "jobs", 300_000, 1000, 0, "jobs of each run that measures throughput")
+		f.int(&c.httpJobs, "http-jobs", 10_000, 100, 0, "the same for the variant http, in which each job is a request")
+		f.int(&c.rate, "rate", 100, 1, 0, "single jobs a second while latency is measured")
+		f.int(&c.seconds, "seconds", 5, 1, 0, "duration of each run that measures latency")
+		file := f.String("out", "", "file to which the JSON is written, with the figures of each round")
+		f.only(compareVariantNames())
+		return func(ctx context.Context, o options) (any, error) {
+			c.options, c.base, c.chosen = o, f.argument, f.chosen
+			if _, err := os.Stat(c.base); err != nil {
+				return nil, usageError("find the other program: " + err.Error())
+			}
+			var result Comparison
+			err := attempt("", func() { c.run(ctx, &result) }) // complete rounds are shown also if a later round failed
+			if *file != "" {
+				check(os.WriteFile(*file, append(must(json.MarshalIndent(result, "", "  ")), '\n'), 0o644))
+			}
+			return result, err
+		}
+	},
 }
 
 // Comparison shows what two programs cost under the same workload, which the same load generator
@@ -60,9 +94,20 @@ type ComparedFigure struct {
 func (f ComparedFigure) Range() (least, most float64) {
 	ratios := make([]float64, len(f.BaseRuns))
 	for i := range ratios {
-		ratios[i] = measure.Ratio(f.HeadRuns[i], f.BaseRuns[i])
+		ratios[i] = ratio(f.HeadRuns[i], f.BaseRuns[i])
 	}
 	return slices.Min(ratios), slices.Max(ratios)
+}
+
+// show prints a row for each figure of each variant.
+func (c Comparison) show(out io.Writer) {
+	fmt.Fprintf(out, "variant\tfigure\t%s\t%s\tratio\tratios of rounds\n", c.Base, c.Head)
+	for _, v := range c.Variants {
+		for _, f := range v.Figures {
+			least, most := f.Range()
+			fmt.Fprintf(out, "%s\t%s\t%.2f\t%.2f\t%.3f\t%.3f to %.3f\n", v.Name, f.Name, f.Base, f.Head, f.Ratio, least, most)
+		}
+	}
 }
 
 // Names of the figures, in the order in which they are shown.
@@ -89,7 +134,6 @@ type compareVariant struct {
 	retries    bool               // 1% of the jobs fail once
 	aggregate  []client.Aggregate // aggregates that each group asks for
 	http       bool               // each job is a group of its own, submitted by one HTTP request
-	keys       bool               // the API of head asks for a key, that of base does not
 	memory     bool               // also measure the memory of a queued job
 }
 
@@ -111,14 +155,10 @@ var compareVariants = []compareVariant{
 		name: "http", what: "one job a request: POST /v1/groups, each job a group of its own",
 		tenants: 10, http: true,
 	},
-	{
-		name: "keys", what: "as http; the API of head asks for a key, and that of base does not",
-		tenants: 10, http: true, keys: true,
-	},
 }
 
-// CompareVariants returns the names of all variants.
-func CompareVariants() []string {
+// compareVariantNames returns the names of all variants.
+func compareVariantNames() []string {
 	names := make([]string, len(compareVariants))
 	for i, v := range compareVariants {
 		names[i] = v.name
@@ -130,57 +170,47 @@ func CompareVariants() []string {
 // figures.
 type roundFigures map[string]float64
 
-// RunCompare runs the chosen variants, o.Rounds times, each with one program and then the other.
-// The first error ends it. It then returns the figures of all rounds of a variant that both
-// programs completed: the last variants may have a round less, or be missing.
-func RunCompare(ctx context.Context, o CompareOptions) (Comparison, error) {
+// run runs the chosen variants, o.rounds times, each with one program and then the other. The first
+// error ends it. out then has the figures of all rounds of a variant that both programs completed:
+// the last variants may have a round less, or be missing.
+func (o *compareOptions) run(ctx context.Context, out *Comparison) {
 	chosen := slices.DeleteFunc(slices.Clone(compareVariants), func(v compareVariant) bool {
-		return len(o.Only) > 0 && !slices.Contains(o.Only, v.name)
+		return !slices.Contains(o.chosen, v.name)
 	})
-	programs := [2][]string{o.Base, o.Role}
-	names := [2]string{filepath.Base(o.Base[0]), filepath.Base(o.Role[0])}
+	programs := [2]string{o.base, o.program}
+	names := [2]string{filepath.Base(o.base), filepath.Base(o.program)}
+	*out = Comparison{
+		Base: names[0], Head: names[1], CPUs: runtime.NumCPU(), Rounds: o.rounds, Rate: o.rate, Seconds: o.seconds,
+	}
 	measured := make([][2][]roundFigures, len(chosen))
-	var err error
-	done := 0
-	for round := 0; round < o.Rounds && err == nil; round++ {
-		for i := 0; i < len(chosen) && err == nil; i++ {
-			var both [2]roundFigures
-			for turn := range programs {
-				side := (round + turn) % 2 // the programs take turns in being the first
-				part := fmt.Sprintf("round %d of %d, %s, %s", round+1, o.Rounds, chosen[i].name, names[side])
-				o.progress(part, done, 2*o.Rounds*len(chosen))
-				v := chosen[i]
-				v.keys = v.keys && side == 1
-				if both[side], err = o.measure(ctx, programs[side], v); err != nil {
-					err = fmt.Errorf("%s: %w", part, err)
-					break
-				}
-				done++
-			}
-			if err == nil {
-				for side := range both {
-					measured[i][side] = append(measured[i][side], both[side])
-				}
+	defer func() {
+		for i, v := range chosen {
+			if len(measured[i][0]) > 0 {
+				out.Variants = append(out.Variants, ComparedVariant{v.name, v.what, o.jobsOf(v), computeMedians(measured[i])})
 			}
 		}
-	}
-	out := Comparison{
-		Base: names[0], Head: names[1], CPUs: runtime.NumCPU(), Rounds: o.Rounds, Rate: o.Rate, Seconds: o.Seconds,
-	}
-	for i, v := range chosen {
-		if len(measured[i][0]) > 0 {
-			out.Variants = append(out.Variants, ComparedVariant{v.name, v.what, o.jobs(v), computeMedians(measured[i])})
+	}()
+	for step := range o.rounds * len(chosen) {
+		round, i := step/len(chosen), step%len(chosen)
+		var both [2]roundFigures
+		for turn := range programs {
+			side := (round + turn) % 2 // the programs take turns in being the first
+			part := fmt.Sprintf("round %d of %d, %s, %s", round+1, o.rounds, chosen[i].name, names[side])
+			o.show(part, 2*step+turn, 2*o.rounds*len(chosen))
+			check(attempt(part, func() { both[side] = o.measure(ctx, programs[side], chosen[i]) }))
+		}
+		for side := range both {
+			measured[i][side] = append(measured[i][side], both[side])
 		}
 	}
-	return out, err
 }
 
-// jobs returns the number of jobs of the run that measures the throughput of variant v.
-func (o *CompareOptions) jobs(v compareVariant) int {
+// jobsOf returns the number of jobs of the run that measures the throughput of variant v.
+func (o *compareOptions) jobsOf(v compareVariant) int {
 	if v.http {
-		return o.HTTPJobs
+		return o.httpJobs
 	}
-	return o.Jobs
+	return o.jobs
 }
 
 // computeMedians computes the medians and ratios of a variant from the rounds of both programs (0:
@@ -196,8 +226,8 @@ func computeMedians(rounds [2][]roundFigures) []ComparedFigure {
 			f.BaseRuns = append(f.BaseRuns, rounds[0][i][name])
 			f.HeadRuns = append(f.HeadRuns, rounds[1][i][name])
 		}
-		f.Base, f.Head = measure.Median(f.BaseRuns), measure.Median(f.HeadRuns)
-		f.Ratio = measure.Ratio(f.Head, f.Base)
+		f.Base, f.Head = median(f.BaseRuns), median(f.HeadRuns)
+		f.Ratio = ratio(f.Head, f.Base)
 		out = append(out, f)
 	}
 	return out
@@ -205,50 +235,34 @@ func computeMedians(rounds [2][]roundFigures) []ComparedFigure {
 
 // measure runs a variant once with one program. Latency and memory are measured on a second fleet,
 // because the journals that are needed for latency cost CPU.
-func (o *CompareOptions) measure(ctx context.Context, role []string, v compareVariant) (roundFigures, error) {
+func (o *compareOptions) measure(ctx context.Context, program string, v compareVariant) roundFigures {
 	out := roundFigures{}
-	if err := o.measureThroughput(ctx, role, v, out); err != nil {
-		return nil, fmt.Errorf("measure throughput: %w", err)
-	}
-	if err := o.measureLatency(ctx, role, v, out); err != nil {
-		return nil, fmt.Errorf("measure latency: %w", err)
-	}
-	return out, nil
+	o.measureThroughput(ctx, program, v, out)
+	o.measureLatency(ctx, program, v, out)
+	return out
 }
 
-func (o *CompareOptions) measureThroughput(
-	ctx context.Context, role []string, v compareVariant, out roundFigures,
-) error {
-	c, err := o.start(ctx, role, v, false)
-	if err != nil {
-		return err
-	}
+func (o *compareOptions) measureThroughput(ctx context.Context, program string, v compareVariant, out roundFigures) {
+	c := o.start(ctx, program, v, false)
 	defer c.close()
-	jobs := o.jobs(v)
+	jobs := o.jobsOf(v)
 	var began time.Time
 	var ends []groupEnd
-	u, err := c.measure(ctx, func() error {
-		if began, err = c.now(ctx); err != nil {
-			return err
-		}
-		ends, err = c.send(ctx, "", jobs)
-		return err
+	u := c.measure(ctx, func() {
+		began = must(c.now(ctx))
+		ends = c.send(ctx, "", jobs)
 	})
-	if err != nil {
-		return err
-	}
 	delete(u.roles, producerRole)
-	out[figureSpeed] = measure.Round2(float64(jobs) / lastCompleted(ends).Sub(began).Seconds())
-	out[figureRedisCPU] = measure.PerJob(u.redisTotal().CPU, jobs)
-	out[figureRoleCPU] = measure.PerJob(u.processCPU(), jobs)
-	out[figureCommands] = measure.Round4(float64(u.redisTotal().Commands) / float64(jobs))
-	return c.stop()
+	out[figureSpeed] = round2(float64(jobs) / lastCompleted(ends).Sub(began).Seconds())
+	out[figureRedisCPU] = perJob(u.redis.cpu, jobs)
+	out[figureRoleCPU] = perJob(u.processCPU(), jobs)
+	out[figureCommands] = round4(float64(u.redis.commands) / float64(jobs))
+	check(c.stop())
 }
 
 // lastCompleted returns the time at which the last of the groups was completed, by Redis's clock;
 // the zero time if none was.
-func lastCompleted(ends []groupEnd) time.Time {
-	var last time.Time
+func lastCompleted(ends []groupEnd) (last time.Time) {
 	for _, e := range ends {
 		if at := e.group.Timestamps["completed"]; at.After(last) {
 			last = at
@@ -257,36 +271,210 @@ func lastCompleted(ends []groupEnd) time.Time {
 	return last
 }
 
-func (o *CompareOptions) measureLatency(
-	ctx context.Context, role []string, v compareVariant, out roundFigures,
-) error {
-	c, err := o.start(ctx, role, v, true)
-	if err != nil {
-		return err
-	}
+func (o *compareOptions) measureLatency(ctx context.Context, program string, v compareVariant, out roundFigures) {
+	c := o.start(ctx, program, v, true)
 	defer c.close()
-	ends, err := c.sendPaced(ctx, o.Rate, o.Rate*o.Seconds)
-	if err != nil {
-		return err
-	}
+	groups := c.singles("-paced", o.rate*o.seconds)
+	check(pace(ctx, o.rate, len(groups), func(ctx context.Context, i int, _ time.Time) error {
+		return c.submitSingle(ctx, groups[i], i)
+	}))
+	ends := c.awaitChecked(ctx, groups, len(groups))
 	if v.memory {
-		if out[figureMemory], err = c.queuedBytes(ctx, c.job, perMessage, c.accepted); err != nil {
-			return err
-		}
+		out[figureMemory] = c.queuedBytes(ctx, c.job, perMessage, c.accepted)
 	}
-	if err := c.readJournals(); err != nil {
-		return err
-	}
-	started := firstStarts(c.log)
+	c.readJournals()
+	started := c.log.firstStarts()
 	waits := make([]float64, len(ends))
 	for i, e := range ends {
 		at, ok := started[e.group.ID]
 		if !ok {
-			return fmt.Errorf("group %s has ended without a start: %w", e.group.ID, errNoStarts)
+			failf("group %s has ended without a start: %w", e.group.ID, errNoStarts)
 		}
 		waits[i] = e.msUntil(at)
 	}
 	q := quantilesOf(waits)
 	out[figureP50], out[figureP99] = q.P50MS, q.P99MS
+}
+
+// compareRun is a run of one of the compared programs, under one variant. The program may be of
+// another revision, with other keys and scripts, so this code relies on contracts: the ingest
+// stream, the HTTP API, the events stream and Redis's INFO. It also needs two things that are not
+// contracts: the hidden command that runs a role, and the format of the journal.
+type compareRun struct {
+	*run
+	v    compareVariant
+	ends *endListener
+	job  func(i int) []byte // returns the JSON of job i of the variant
+}
+
+const (
+	compareClients = 32  // concurrent HTTP requests
+	comparePayload = 200 // bytes of each payload
+	// eventsPause is the pause between two reads of the events stream: reading more often would
+	// cost CPU.
+	eventsPause = 50 * time.Millisecond
+)
+
+// start starts a fleet with a program, sets the tenants' limits if v has them, listens to events,
+// and warms the fleet up.
+func (o *compareOptions) start(ctx context.Context, program string, v compareVariant, journals bool) *compareRun {
+	of := o.options
+	of.program = program
+	env := append([]string{noGlobalLimit}, quickRetries...)
+	transport := &http.Transport{MaxIdleConnsPerHost: compareClients}
+	options := []client.Option{client.WithHTTPClient(&http.Client{Transport: transport})}
+	c := &compareRun{v: v, job: v.encodeJobs()}
+	check(attempt("prepare", func() {
+		c.run = startWithAPI(ctx, of, journals, options, env...)
+		if v.limits {
+			rps := float64(unreachedLimit)
+			for i := range v.tenants {
+				must(c.api.SetTenant(ctx, v.tenant(i), api.TenantSettings{RPS: &rps}))
+			}
+		}
+		c.ends = must(c.listenForEnds(ctx, eventsPause))
+		c.send(ctx, "-warm", min(warmJobs, o.jobsOf(v)))
+	}, c.close))
+	return c
+}
+
+// close stops the fleet and the listener of its events.
+func (c *compareRun) close() {
+	if c.ends != nil {
+		c.ends.close()
+	}
+	if c.run != nil {
+		c.run.close()
+	}
+}
+
+// tenant names the tenant of the i-th group.
+func (v compareVariant) tenant(i int) string { return fmt.Sprintf("tenant-%d", i%v.tenants) }
+
+// withFields adds the fields of the variant to groups.
+func (v compareVariant) withFields(groups []group) []group {
+	for i := range groups {
+		if v.aggregate != nil {
+			groups[i].fields = map[string]any{"aggregate": v.aggregate}
+		}
+	}
+	return groups
+}
+
+// send submits jobs as fast as possible, and waits until their groups are completed; see
+// awaitChecked for its checks.
+func (c *compareRun) send(ctx context.Context, suffix string, jobs int) []groupEnd {
+	if c.v.http {
+		groups := c.singles(suffix, jobs)
+		all, sending := errgroup.WithContext(ctx)
+		all.SetLimit(compareClients)
+		for i := range groups {
+			all.Go(func() error { return c.submitSingle(sending, groups[i], i) })
+		}
+		check(all.Wait())
+		return c.awaitChecked(ctx, groups, jobs)
+	}
+	groups := c.v.withFields(divideJobs(c.name+suffix, jobs, c.v.tenants, 1, c.job))
+	check(c.create(ctx, groups, 0))
+	check(c.fill(ctx, groups, perMessage))
+	return c.awaitChecked(ctx, groups, jobs)
+}
+
+// singles returns n groups of one job each, not submitted yet. The tenants of the variant take
+// turns as their owners.
+func (c *compareRun) singles(suffix string, n int) []group {
+	return c.v.withFields(singleJobs(c.name+suffix, n, c.v.tenant, c.job))
+}
+
+// submitSingle submits a group whose only job is job i of the load, over HTTP or as a message to
+// the ingest stream, as the variant says.
+func (c *compareRun) submitSingle(ctx context.Context, g group, i int) error {
+	if !c.v.http {
+		return c.publishSingle(ctx, g, i)
+	}
+	body, err := g.complete(i)
+	if err == nil {
+		_, err = c.api.SubmitJSON(ctx, body)
+	}
+	return err
+}
+
+const (
+	comparePeriod   = 100 // number of jobs after which the jobs repeat
+	aggregateSum    = "cost"
+	aggregateSpread = "spread"
+)
+
+// encodeJobs returns a function that returns the JSON of the i-th job of the variant. The jobs
+// repeat after comparePeriod jobs.
+func (v compareVariant) encodeJobs() func(int) []byte {
+	jobs := make([][]byte, comparePeriod)
+	for i := range jobs {
+		fields := ""
+		if v.retries && i == comparePeriod-1 {
+			fields = failOnce
+		}
+		if v.aggregate != nil {
+			fields += fmt.Sprintf(`"result":{"cost":%d},`, i+1)
+		}
+		jobs[i] = encodeJob(comparePayload, fields)
+	}
+	return func(i int) []byte { return jobs[i%comparePeriod] }
+}
+
+// awaitChecked waits until the groups are completed, and checks that they have the jobs, retries
+// and aggregates that the variant must produce.
+func (c *compareRun) awaitChecked(ctx context.Context, groups []group, jobs int) []groupEnd {
+	ends := must(c.ends.awaitCompleted(ctx, groups))
+	check(c.v.checkGroups(ends, jobs))
+	return ends
+}
+
+var errWrongLoad = errors.New("the jobs did something else than the variant asks for")
+
+// checkGroups returns an error unless the ended groups together have the number of done jobs, the
+// retries and the aggregates that the variant must produce.
+func (v compareVariant) checkGroups(ends []groupEnd, jobs int) error {
+	var got, want [4]int64 // jobs done, retries, sum of the values, values in the distributions
+	for _, e := range ends {
+		got[0] += e.group.Counts.Done
+		got[1] += e.group.Retries
+		if v.aggregate == nil {
+			continue
+		}
+		var sum float64
+		var spread struct {
+			Count int64 `json:"count"`
+		}
+		err := errors.Join(
+			json.Unmarshal(e.group.Aggregate[aggregateSum], &sum),
+			json.Unmarshal(e.group.Aggregate[aggregateSpread], &spread))
+		if err != nil {
+			return fmt.Errorf("read aggregate of group %s: %w", e.group.ID, err)
+		}
+		got[2], got[3] = got[2]+int64(sum), got[3]+spread.Count
+	}
+	want[0] = int64(jobs)
+	if v.retries {
+		want[1] = int64(jobs / comparePeriod)
+	}
+	if v.aggregate != nil {
+		for i := range jobs {
+			want[2] += int64(i%comparePeriod + 1)
+		}
+		want[3] = int64(jobs)
+	}
+	if got != want {
+		return fmt.Errorf("%w: [jobs done, retries, sum, values] are %v, want %v", errWrongLoad, got, want)
+	}
 	return nil
+}
+
+// accepted returns the number of accepted jobs of a group; 0 if the group can't be read, for
+// example because it does not exist yet.
+func (c *compareRun) accepted(ctx context.Context, g group) int {
+	// An error counts as 0 accepted jobs: the caller asks again until the number is right, and has
+	// a time limit.
+	shown, _ := c.api.Group(ctx, g.id)
+	return int(shown.Counts.Accepted)
 }

@@ -2,7 +2,7 @@
 # Compares the speed of the working tree with that of another revision, BASE=rev:
 # - the Go benchmarks of the hot path through benchstat; COUNT=0 leaves them out
 #     COUNT=6 PKGS="./a ./b" BENCHTIME=200ms
-# - both programs under the same workload, in turn (`bulkaction bench compare`); ROUNDS=0: not
+# - both programs under the same workload, in turn (`go run . compare`); ROUNDS=0: not
 #     ROUNDS=5 VARIANTS="base http" JOBS=300000 HTTP_JOBS=10000 RATE=100 LATENCY_SECONDS=5
 #     OUT=file.json
 set -euo pipefail
@@ -64,8 +64,9 @@ fi
 name=${rev:0:12} # heads the column of the table
 (cd "$tmp/base" && go build -o "$tmp/bin/$name" ./cmd/bulkaction)
 go build -o "$tmp/bin/head" ./cmd/bulkaction
+(cd bench && go build -o "$tmp/bin/bench" .)
 variants=${VARIANTS:-}
 echo "compare: $name with the working tree, $ROUNDS rounds of ${variants:-all variants}" >&2
-"$tmp/bin/head" bench compare "$tmp/bin/$name" --rounds "$ROUNDS" ${variants:+--only "${variants// /,}"} \
+BULKACTION_BENCH_BIN="$tmp/bin/head" "$tmp/bin/bench" compare "$tmp/bin/$name" --rounds "$ROUNDS" ${variants:+--only "${variants// /,}"} \
 	${JOBS:+--jobs "$JOBS"} ${HTTP_JOBS:+--http-jobs "$HTTP_JOBS"} \
 	${RATE:+--rate "$RATE"} ${LATENCY_SECONDS:+--seconds "$LATENCY_SECONDS"} ${OUT:+--out "$OUT"}

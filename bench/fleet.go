@@ -1,12 +1,4 @@
-// Package bench measures the system as it is deployed: real processes on a private redis-server, or
-// on the Redis that [Options.RedisURL] names.
-// Its figures come from Redis, the operating system, the processes' journals and the load
-// generator's clock, not from metrics that the processes show about themselves.
-//
-// One harness starts Redis and the roles (fleet), publishes a load and waits for it (run), and
-// measures what was used meanwhile (fleetUse). Each experiment is a file with its load, its figures
-// and its result.
-package bench
+package main
 
 import (
 	"context"
@@ -30,32 +22,28 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redisproc"
 )
 
-// Options say how an experiment starts the roles, and on which Redis. Role is the command that
-// starts a role, for example {"bulkaction", "role"}; the name of the role is appended.
-type Options struct {
-	Role       []string
-	RedisURL   string         // "": private redis-servers for each run
-	Access     redisx.Access  // to the Redis of RedisURL
-	AccessEnv  []string       // NAME=value with which the roles have the same access
-	AOF        bool           // the private redis-server writes an append-only file
-	Masters    int            // of a private cluster; up to 1: a single server
-	Partitions int            // 0: 1
-	Replicas   map[string]int // processes of each role; 1 for a role that is missing
-	Env        []string       // NAME=value for the roles; wins over the experiment's own settings
-	Profile    string         // folder in which processes write CPU profiles; "": none
-	// Progress, if not nil, is called repeatedly with how much of a part of the experiment is done.
-	Progress func(part string, done, total int64)
+// options say how an experiment starts the roles, and on which Redis.
+type options struct {
+	program    string         // the product's binary; `role NAME` is appended
+	redisURL   string         // "": private redis-servers for each run
+	access     redisx.Access  // to the Redis of redisURL
+	accessEnv  []string       // NAME=value with which the roles have the same access
+	aof        bool           // the private redis-server writes an append-only file
+	partitions int            // 0: 1
+	replicas   map[string]int // processes of each role; 1 for a role that is missing
+	env        []string       // NAME=value for the roles; wins over the experiment's own settings
+	profile    string         // folder in which processes write CPU profiles; "": none
+	progress   func(part string, done, total int)
 }
 
-func (o *Options) progress(part string, done, total int) {
-	if o.Progress != nil && part != "" {
-		o.Progress(part, int64(done), int64(total))
+func (o *options) show(part string, done, total int) {
+	if o.progress != nil && part != "" {
+		o.progress(part, done, total)
 	}
 }
 
 // defaultEnv has environment variables that all processes of a fleet get, unless the experiment or
-// Options.Env sets them: an API address with any free port, logs from warnings up, and the NOOP
-// processor.
+// options.env sets them.
 var defaultEnv = map[string]string{
 	"BULKACTION_API_ADDR":     "127.0.0.1:0",
 	"BULKACTION_LOG_LEVEL":    "warn",
@@ -63,12 +51,12 @@ var defaultEnv = map[string]string{
 }
 
 // overrides returns the environment variables that a fleet gives to its processes, without the URL
-// of Redis and o.AccessEnv: defaultEnv, env and o.Env, where a later value replaces an earlier one.
+// of Redis and o.accessEnv: defaultEnv, env and o.env, where a later value replaces an earlier one.
 // The processes do not inherit BULKACTION_ and OTEL_ variables, so all other settings have their
 // defaults.
-func (o *Options) overrides(env ...string) map[string]string {
+func (o *options) overrides(env ...string) map[string]string {
 	all := maps.Clone(defaultEnv)
-	for _, kv := range slices.Concat(env, o.Env) {
+	for _, kv := range slices.Concat(env, o.env) {
 		name, value, _ := strings.Cut(kv, "=")
 		all[name] = value
 	}
@@ -78,16 +66,12 @@ func (o *Options) overrides(env ...string) map[string]string {
 // roles has the names of the six roles of jobs, in the order in which a fleet starts them.
 var roles = []string{"aggregator", "watcher", "worker", "dispatcher", "fetcher", "ingest"}
 
-// Roles returns the names of the six roles of jobs. Options.Replicas can name them.
-func Roles() []string { return slices.Clone(roles) }
-
-// fleet is a Redis, and the processes of the roles that run on it. Each process is a child of this
-// one.
+// fleet is a Redis, and the processes of the roles that run on it.
 type fleet struct {
-	conn    *redisx.Conn
-	url     string
-	servers []*redisproc.Server // private ones
-	procs   []process
+	conn   *redisx.Conn
+	url    string
+	server *redisproc.Server // a private one; nil: none
+	procs  []process
 }
 
 type process struct {
@@ -96,73 +80,59 @@ type process struct {
 	log  *childproc.Tail
 }
 
-// startRedis returns a fleet without role processes, connected to its Redis: private servers that
-// it starts, or the Redis of o.RedisURL. pool is the largest number of connections to one server
-// for commands.
-func startRedis(ctx context.Context, o Options, pool int) (*fleet, error) {
-	f := &fleet{url: o.RedisURL}
-	if f.url == "" {
-		if err := f.startServers(ctx, max(1, o.Masters), o.AOF); err != nil {
-			return nil, errors.Join(err, f.close())
+// startRedis returns a fleet without role processes, connected to its Redis: a private server that
+// it starts, or the Redis of o.redisURL.
+func startRedis(ctx context.Context, o options) *fleet {
+	f := &fleet{url: o.redisURL}
+	check(attempt("start Redis", func() {
+		config := redisx.Config{PoolMaxActive: 32, CommandTimeout: 10 * time.Second}
+		if f.url == "" {
+			f.server = must(redisproc.Start(ctx, redisproc.Options{AOF: o.aof}))
+			f.url = f.server.URL()
+		} else {
+			config.Access = o.access
 		}
-	}
-	var err error
-	config := redisx.Config{URL: f.url, PoolMaxActive: pool, CommandTimeout: 10 * time.Second}
-	if o.RedisURL != "" {
-		config.Access = o.Access
-	}
-	if f.conn, err = redisx.Connect(ctx, config); err != nil {
-		return nil, errors.Join(err, f.close())
-	}
-	return f, nil
+		config.URL = f.url
+		f.conn = must(redisx.Connect(ctx, config))
+	}, f.close))
+	return f
 }
 
 // startRoles starts the processes of all roles with these environment variables. It does not wait
 // until they are ready. journals is the folder in which they log permits and starts of jobs; "":
 // they log none.
-func (f *fleet) startRoles(o Options, overrides map[string]string, journals string) error {
+func (f *fleet) startRoles(o options, overrides map[string]string, journals string) {
 	for _, role := range roles {
-		for i := range max(1, o.Replicas[role]) {
-			if err := f.startRole(o, role, i, overrides, journals); err != nil {
-				return err
-			}
+		for i := range max(1, o.replicas[role]) {
+			f.startRole(o, role, i, overrides, journals)
 		}
 	}
-	return nil
 }
 
 // startRole starts the i-th process of a role; see startRoles for the arguments.
-func (f *fleet) startRole(o Options, role string, i int, overrides map[string]string, journals string) error {
-	args := append(slices.Clone(o.Role[1:]), role)
+func (f *fleet) startRole(o options, role string, i int, overrides map[string]string, journals string) {
+	args := []string{"role", role}
 	if journals != "" {
 		args = append(args, "--journal", journals)
 	}
-	if o.Profile != "" {
-		args = append(args, "--cpuprofile", filepath.Join(o.Profile, fmt.Sprintf("%s-%d.pprof", role, i)))
+	if o.profile != "" {
+		args = append(args, "--cpuprofile", filepath.Join(o.profile, fmt.Sprintf("%s-%d.pprof", role, i)))
 	}
-	cmd := exec.Command(o.Role[0], args...) // #nosec G204: the command comes from our own options
+	cmd := exec.Command(o.program, args...) // #nosec G204: the program comes from our own options
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool {
 		return strings.HasPrefix(kv, "BULKACTION_") || strings.HasPrefix(kv, "OTEL_")
 	})
 	cmd.Env = append(cmd.Env, "BULKACTION_REDIS_URL="+f.url)
-	if o.RedisURL != "" {
-		cmd.Env = append(cmd.Env, o.AccessEnv...)
-	}
+	cmd.Env = append(cmd.Env, o.accessEnv...)
 	for name, value := range overrides {
 		cmd.Env = append(cmd.Env, name+"="+value)
 	}
 	log := &childproc.Tail{}
 	cmd.Stderr, cmd.Stdout = log, io.Discard
-	child, err := childproc.Start(cmd)
-	if err != nil {
-		return fmt.Errorf("start %s: %w", role, err)
-	}
-	f.procs = append(f.procs, process{child, role, log})
-	return nil
+	f.procs = append(f.procs, process{must(childproc.Start(cmd)), role, log})
 }
 
-// check returns an error, with the process's last output, if a role process has ended; nil if all
-// run.
+// check returns an error, with the process's last output, if a role process has ended.
 func (f *fleet) check() error {
 	for _, p := range f.procs {
 		if !p.Running() {
@@ -175,9 +145,8 @@ func (f *fleet) check() error {
 // stopGrace is how long stop waits for a process to end before it kills the process.
 const stopGrace = 15 * time.Second
 
-// stop sends one SIGTERM to each process of the roles at once, kills those that still run after
-// stopGrace, and waits for their end. A second signal would end a process without a drain. It is an
-// error if a process does not end with success. Redis keeps running.
+// stop sends one SIGTERM to each process of the roles at once: a second signal would end a process
+// without a drain. It is an error if a process does not end with success. Redis keeps running.
 func (f *fleet) stop() error {
 	var wg sync.WaitGroup
 	for _, p := range f.procs {
@@ -194,16 +163,16 @@ func (f *fleet) stop() error {
 	return errors.Join(errs...)
 }
 
-// close stops the role processes, closes the connection to Redis, and stops private redis-servers.
-func (f *fleet) close() error {
-	errs := []error{f.stop()}
+// close stops the role processes, closes the connection to Redis, and stops a private redis-server.
+// The figures are computed by then, or there was an error, so errors do not matter.
+func (f *fleet) close() {
+	_ = f.stop()
 	if f.conn != nil {
-		errs = append(errs, f.conn.Close())
+		_ = f.conn.Close()
 	}
-	for _, s := range f.servers {
-		errs = append(errs, s.Close())
+	if f.server != nil {
+		_ = f.server.Close()
 	}
-	return errors.Join(errs...)
 }
 
 // removeKeys deletes all keys of Redis that begin with prefix. It gives up after a minute.
@@ -267,22 +236,102 @@ func (f *fleet) await(ctx context.Context, what string, interval time.Duration, 
 	}
 }
 
-// awaitAPI waits until the API of ingest answers, with any status.
-func (f *fleet) awaitAPI(ctx context.Context, addr string) error {
-	return f.awaitHTTP(ctx, "the API", "http://"+addr+"/v1/stats")
-}
-
 // awaitHTTP waits until a GET of a URL gets an answer, with any status.
-func (f *fleet) awaitHTTP(ctx context.Context, what, url string) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
-	if err != nil {
-		return err
-	}
-	return f.await(ctx, what, pollInterval, func() (int, error) {
+func (f *fleet) awaitHTTP(ctx context.Context, url string) error {
+	return f.await(ctx, url, pollInterval, func() (int, error) {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
+		if err != nil {
+			return 0, err
+		}
 		resp, err := http.DefaultClient.Do(req)
 		if err != nil {
 			return 1, nil //nolint:nilerr // the process has not started to listen
 		}
 		return 0, resp.Body.Close()
 	})
+}
+
+const (
+	producerRole = "producer" // stands for this process in figures by role
+	redisRole    = "redis"    // stands for the redis-servers in figures by role
+)
+
+// fleetUse is what the processes of the fleet, this process and Redis have used: CPU time, commands
+// and memory. It counts from their start or, after since, between two reads.
+type fleetUse struct {
+	roles map[string]time.Duration // CPU time of all processes of each role; this one is producerRole
+	redis redisUse                 // of all redis-servers together
+	took  time.Duration            // between the two reads
+}
+
+// measure calls do, and returns what the fleet, this process and Redis have used meanwhile.
+func (f *fleet) measure(ctx context.Context, do func()) fleetUse {
+	before, began := f.use(ctx), time.Now()
+	do()
+	took := time.Since(began)
+	out := f.use(ctx).since(before)
+	out.took = took
+	return out
+}
+
+func (f *fleet) use(ctx context.Context) fleetUse {
+	out := fleetUse{roles: map[string]time.Duration{}}
+	for role, pids := range f.pids() {
+		for _, pid := range pids {
+			out.roles[role] += cpuOf(pid)
+		}
+	}
+	var mu sync.Mutex
+	check(f.conn.Shards(ctx, func(ctx context.Context, c redis.UniversalClient) error {
+		info, err := c.Info(ctx, "all").Result()
+		mu.Lock()
+		defer mu.Unlock()
+		out.redis = out.redis.add(readInfo(info), 1)
+		return err
+	}))
+	return out
+}
+
+// pids returns the process ids of the fleet by role. This process counts as the role producerRole.
+func (f *fleet) pids() map[string][]int {
+	out := map[string][]int{producerRole: {os.Getpid()}}
+	for _, p := range f.procs {
+		out[p.role] = append(out[p.role], p.PID())
+	}
+	return out
+}
+
+// since returns the difference of two measurements.
+func (u fleetUse) since(before fleetUse) fleetUse {
+	out := fleetUse{roles: map[string]time.Duration{}}
+	for role, cpu := range u.roles {
+		out.roles[role] = cpu - before.roles[role]
+	}
+	out.redis = u.redis.add(before.redis, -1)
+	return out
+}
+
+// processCPU returns the CPU time of all processes of the roles and of this process; redis-server
+// does not count.
+func (u fleetUse) processCPU() (sum time.Duration) {
+	for _, cpu := range u.roles {
+		sum += cpu
+	}
+	return sum
+}
+
+// peaks returns for each role, and for producerRole and redisRole, the peak of resident memory of
+// its largest process so far, in MB (2^20 bytes). A Redis that is not private is left out.
+func (f *fleet) peaks() map[string]float64 {
+	all := f.pids()
+	if f.server != nil {
+		all[redisRole] = []int{f.server.PID()}
+	}
+	out := map[string]float64{}
+	for role, pids := range all {
+		for _, pid := range pids {
+			out[role] = max(out[role], round2(memoryOf(pid, "VmHWM:")/1024))
+		}
+	}
+	return out
 }

@@ -1,4 +1,4 @@
-package bench
+package main
 
 import (
 	"cmp"
@@ -7,10 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"os/exec"
 	"strconv"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -18,13 +19,17 @@ import (
 
 	"github.com/bulkaction/bulkaction/guard"
 	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/testkit/childproc"
 )
+
+// guardLoadCommand is the argument with which this program runs as a process that calls guards.
+const guardLoadCommand = "guard-load"
 
 // guardTask is the load of one process that calls guards. The parent writes the task as JSON to the
 // process's standard input. The process answers with a guardReport when it is ready; the parent
-// writes a guardStep, and the process begins. At its end it writes another guardReport.
+// writes true, and the process begins. At its end it writes another guardReport.
 type guardTask struct {
-	Kind       string // what is called, see newGuardCall
+	Kind       string // what is called, see newCall
 	URL        string // of Redis
 	Prefix     string // of the keys
 	Index      int    // number of the process, from 0
@@ -41,47 +46,34 @@ type guardTask struct {
 	Faults     bool          // calls may fail: go on
 }
 
-// guardReport is what a process with a guardTask has done so far. The first report of a task only
-// says that the process is ready.
+// guardReport is what a process with a guardTask has done. The first report of a task only says
+// that the process is ready.
 type guardReport struct {
 	Error  string
 	Calls  int
-	CPU    time.Duration // of the process, while it made the calls
-	Waits  []float64     // ms: of paced calls from the time at which they were due; of handovers
-	Events []guardEvent  // of tasks that check something
+	Waits  []float64    // ms: of paced calls from the time at which they were due; of handovers
+	Events []guardEvent // of tasks that check something
 }
 
 // guardEvent is a call that was allowed. Times are in µs.
 type guardEvent struct {
-	Name    string // key or member
-	Number  int    // of a call that stands in a queue: the number of its guardStep
-	Granted int64  // by the clock of Redis
-	Works   int64  // when the holder works, by this host's clock, which Redis uses too
-	Ends    int64  // just before the release is sent, by this host's clock
-	Probe   bool
-
-	Released int64 // when the release has been answered, by this host's clock
+	Name     string // key or member
+	Granted  int64  // by the clock of Redis
+	Works    int64  // when the holder works, by this host's clock, which Redis uses too
+	Ends     int64  // just before the release is sent
+	Released int64  // when the release has been answered
 }
 
-// guardStep is a command of the parent that begins a guardTask. In a task of kind queue, further
-// steps say which calls join the lock's queue and which leave it, until the last step.
-type guardStep struct {
-	Number int           // of the first call
-	Count  int           // calls that join the queue
-	Wait   time.Duration // after this time they leave it; 0: never
-	Leave  bool          // the call with this number leaves the queue
-	Last   bool          // all remaining calls leave the queue
-}
-
-// ServeGuardLoad is the main function of a process that generates load on guards. It reads tasks
-// from in until that ends, carries them out, and writes reports to out.
-func ServeGuardLoad(ctx context.Context, in io.Reader, out io.Writer) error {
+// serveGuardLoad is the main function of a process that calls guards. It reads tasks from in until
+// that ends, carries them out, and writes reports to out.
+func serveGuardLoad(ctx context.Context, in io.Reader, out io.Writer) error {
 	tasks, reports := json.NewDecoder(in), json.NewEncoder(out)
 	for {
 		var t guardTask
-		if err := tasks.Decode(&t); errors.Is(err, io.EOF) {
-			return nil
-		} else if err != nil {
+		if err := tasks.Decode(&t); err != nil {
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
 			return fmt.Errorf("read a task: %w", err)
 		}
 		r, err := t.serve(ctx, tasks, reports)
@@ -121,46 +113,30 @@ func (t guardTask) serve(ctx context.Context, steps *json.Decoder, reports *json
 		defer cancel()
 		_ = load.client.Close(closing) // leases of failed releases may be left
 	}()
-	var one guardCall
-	if t.Kind != "queue" {
-		if one, err = load.newCall(ctx); err != nil {
-			return r, err
-		}
-	}
-	if err := reports.Encode(guardReport{}); err != nil {
+	one, err := load.newCall(ctx)
+	if err != nil {
 		return r, err
 	}
-	var begin guardStep
-	if err := steps.Decode(&begin); err != nil {
+	var begin bool
+	if err := errors.Join(reports.Encode(guardReport{}), steps.Decode(&begin)); err != nil {
 		return r, err
 	}
-	before := ownCPU()
-	switch {
-	case t.Kind == "queue":
-		err = load.queue(ctx, steps)
-	case t.PerSecond > 0:
+	if t.PerSecond > 0 {
 		r.Calls, err = load.pace(ctx, one)
-	default:
-		r.Calls, err = load.saturate(ctx, one)
+	} else {
+		r.Calls, err = saturate(ctx, t.Goroutines, t.Seconds, one)
 	}
-	r.CPU, r.Waits, r.Events = ownCPU()-before, load.waits, load.events
+	r.Waits, r.Events = load.waits, load.events
 	return r, err
 }
 
-// ownCPU returns the CPU time of this process.
-func ownCPU() time.Duration {
-	var u syscall.Rusage
-	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u) // fails only for other arguments
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
-}
-
-// saturate calls `one` in all goroutines, again and again, until the time of the task is over. It
-// returns the number of calls.
-func (l *guardLoad) saturate(ctx context.Context, one guardCall) (int, error) {
+// saturate calls `one` in n goroutines, again and again, until the time is over. It returns the
+// number of calls.
+func saturate(ctx context.Context, n int, span float64, one guardCall) (int, error) {
 	var calls atomic.Int64
-	end := time.Now().Add(seconds(l.Seconds))
+	end := time.Now().Add(seconds(span))
 	all, ctx := errgroup.WithContext(ctx)
-	for i := range l.Goroutines {
+	for i := range n {
 		all.Go(func() error {
 			n := 0
 			for ; time.Now().Before(end); n++ {
@@ -190,48 +166,11 @@ func (l *guardLoad) pace(ctx context.Context, one guardCall) (int, error) {
 		sleepUntil(due)
 		all.Go(func() error {
 			err := one(ctx, i%l.Goroutines)
-			l.waits[i] = float64(time.Since(due).Microseconds()) / 1000
+			l.waits[i] = millis(time.Since(due))
 			return err
 		})
 	}
 	return n, all.Wait()
-}
-
-// queue reads the steps of a task of kind queue, and lets calls join the queue of one lock, and
-// leave it, as they say.
-func (l *guardLoad) queue(ctx context.Context, steps *json.Decoder) error {
-	ctx, cancelAll := context.WithCancel(ctx)
-	defer cancelAll()
-	var all sync.WaitGroup
-	lock := queueLock(l.client)
-	leave := map[int]context.CancelFunc{}
-	for {
-		var s guardStep
-		if err := steps.Decode(&s); err != nil {
-			return err
-		}
-		switch {
-		case s.Last:
-			cancelAll()
-			all.Wait()
-			return nil
-		case s.Leave:
-			leave[s.Number]()
-			continue
-		}
-		for number := s.Number; number < s.Number+s.Count; number++ {
-			standing, cancel := context.WithTimeout(ctx, cmp.Or(s.Wait, time.Hour))
-			leave[number] = cancel
-			all.Go(func() {
-				lease, err := lock.Lock(standing)
-				if err != nil {
-					return // it left, or timed out
-				}
-				l.note(guardEvent{Number: number, Granted: lease.Fence()})
-				_ = lease.Release(context.WithoutCancel(standing), guard.Neutral) // the lease ends by itself
-			})
-		}
-	}
 }
 
 func (l *guardLoad) note(e guardEvent) {
@@ -249,9 +188,6 @@ func guardMembers(n int) []guard.Member {
 	return members
 }
 
-// guardPoolName is the name of the pool of a task.
-const guardPoolName = "p"
-
 // newCall prepares the calls of a task.
 func (l *guardLoad) newCall(ctx context.Context) (guardCall, error) {
 	switch l.Kind {
@@ -260,7 +196,7 @@ func (l *guardLoad) newCall(ctx context.Context) (guardCall, error) {
 	case "lock", "handover":
 		return l.lock(), nil
 	}
-	pool, err := l.client.Pool(ctx, guardPoolName, guard.Spec{
+	pool, err := l.client.Pool(ctx, "p", guard.Spec{
 		Members: guardMembers(l.Members), Rate: l.Rate, Breaker: l.Breaker, Concurrency: l.Capacity,
 	})
 	if err != nil {
@@ -277,13 +213,7 @@ func (l *guardLoad) newCall(ctx context.Context) (guardCall, error) {
 		}, nil
 	case "lease":
 		return func(ctx context.Context, _ int) error {
-			return l.hold(ctx, guard.Success, func() (*guard.Lease, error) {
-				return pool.Acquire(ctx, guard.MaxWait(2*time.Second))
-			})
-		}, nil
-	case "probe":
-		return func(ctx context.Context, _ int) error {
-			return l.hold(ctx, guard.Failure, func() (*guard.Lease, error) { return pool.TryAcquire(ctx) })
+			return l.hold(ctx, pool)
 		}, nil
 	}
 	return nil, fmt.Errorf("there is no task %q", l.Kind)
@@ -294,27 +224,24 @@ func (l *guardLoad) newCall(ctx context.Context) (guardCall, error) {
 // other tasks a denied call is an error.
 func (l *guardLoad) take() guardCall {
 	limiter := l.client.Limiter("l", l.Rate, guard.OnOutage(guard.Closed))
-	keys := make([]string, l.Names)
-	for i := range keys {
-		keys[i] = "k" + strconv.Itoa(i)
-	}
 	var n atomic.Int64
-	return func(ctx context.Context, goroutine int) error {
-		key := keys[(int(n.Add(1))*l.Processes+l.Index)%l.Names]
+	return func(ctx context.Context, _ int) error {
+		key := "k" + strconv.Itoa((int(n.Add(1))*l.Processes+l.Index)%l.Names)
 		d, err := limiter.Take(ctx, key, 1)
-		if !l.Faults {
-			if err == nil && !d.Allowed {
-				err = errors.New("the limit was reached")
+		switch {
+		case err == nil && d.Allowed:
+			if l.Faults {
+				l.note(guardEvent{Name: key, Granted: d.At.UnixMicro()})
 			}
-			return err
-		}
-		if err != nil || !d.Allowed {
+			return nil
+		case l.Faults:
 			return redisx.Sleep(ctx, max(time.Millisecond, min(d.RetryAfter, 20*time.Millisecond)))
 		}
-		l.note(guardEvent{Name: key, Granted: d.At.UnixMicro()})
-		return nil
+		return cmp.Or(err, errLimited)
 	}
 }
+
+var errLimited = errors.New("the limit was reached")
 
 // lock returns a function that locks and unlocks once. No two goroutines of all processes use the
 // same lock at a time, unless the task has only one name. In a task of kind handover the function
@@ -324,17 +251,11 @@ func (l *guardLoad) lock() guardCall {
 	for i := range all {
 		all[i] = l.client.Lock("n" + strconv.Itoa(i))
 	}
-	turns := make([]int, l.Goroutines)
-	var mu sync.Mutex
+	turns := make([]atomic.Int64, l.Goroutines)
+	step := l.Goroutines * l.Processes
 	return func(ctx context.Context, goroutine int) error {
-		mu.Lock()
-		step := l.Goroutines * l.Processes
-		i := turns[goroutine]*step + l.Index*l.Goroutines + goroutine
-		if turns[goroutine]++; i+step >= l.Names {
-			turns[goroutine] = 0
-		}
-		mu.Unlock()
-		lease, err := all[i%l.Names].Lock(ctx)
+		turn := int(turns[goroutine].Add(1)) % max(1, l.Names/step)
+		lease, err := all[(turn*step+l.Index*l.Goroutines+goroutine)%l.Names].Lock(ctx)
 		if err != nil {
 			return err
 		}
@@ -354,8 +275,8 @@ func (l *guardLoad) lock() guardCall {
 // hold acquires a lease, holds it for the task's time, releases it, and stores these times. If the
 // lease is denied, or in a task with faults the call fails, hold waits a little instead. The fence
 // of a lease is the time of its grant.
-func (l *guardLoad) hold(ctx context.Context, outcome guard.Outcome, acquire func() (*guard.Lease, error)) error {
-	lease, err := acquire()
+func (l *guardLoad) hold(ctx context.Context, pool *guard.Pool) error {
+	lease, err := pool.Acquire(ctx, guard.MaxWait(2*time.Second))
 	var denied *guard.DeniedError
 	switch {
 	case errors.As(err, &denied):
@@ -365,18 +286,101 @@ func (l *guardLoad) hold(ctx context.Context, outcome guard.Outcome, acquire fun
 	case err != nil:
 		return err
 	}
-	e := guardEvent{Name: lease.Member(), Granted: lease.Fence(), Probe: lease.Probe(), Works: time.Now().UnixMicro()}
-	if l.Hold > 0 {
-		sleepUntil(time.Now().Add(l.Hold))
-	}
+	e := guardEvent{Name: lease.Member(), Granted: lease.Fence(), Works: time.Now().UnixMicro()}
+	sleepUntil(time.Now().Add(l.Hold))
 	e.Ends = time.Now().UnixMicro()
-	err = lease.Release(ctx, outcome)
+	err = lease.Release(ctx, guard.Success)
 	e.Released = time.Now().UnixMicro()
 	l.note(e)
-	if err != nil && !l.Faults {
-		return err
+	if l.Faults {
+		return nil
 	}
-	return nil
+	return err
 }
 
-func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
+// loader is a child process that calls guards.
+type loader struct {
+	*childproc.Child
+	log     *childproc.Tail
+	out     *os.File
+	send    *json.Encoder
+	reports *json.Decoder
+}
+
+// startLoader starts this program as a child process that calls guards. It is killed when ctx ends.
+func startLoader(ctx context.Context) (*loader, error) {
+	program, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	out, stdout, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer stdout.Close() //nolint:errcheck // the process has its own
+	l := &loader{out: out, log: &childproc.Tail{}, reports: json.NewDecoder(out)}
+	cmd := exec.Command(program, guardLoadCommand) // #nosec G204: this program
+	cmd.Stdout, cmd.Stderr = stdout, l.log
+	in, err := cmd.StdinPipe()
+	if err == nil {
+		l.send = json.NewEncoder(in)
+		l.Child, err = childproc.Start(cmd)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("start a process that makes calls: %w", err), out.Close())
+	}
+	context.AfterFunc(ctx, l.Kill) // so that no read of a report blocks any more
+	return l, nil
+}
+
+func (l *loader) close() {
+	l.Kill()
+	_ = l.out.Close() // it was only read
+}
+
+// report reads the next report of the process.
+func (l *loader) report() (r guardReport) {
+	if err := l.reports.Decode(&r); err != nil {
+		failf("a process that makes calls has ended: %w: %s", err, l.log)
+	}
+	if r.Error != "" {
+		failf("a process that makes calls: %s", r.Error)
+	}
+	return r
+}
+
+// prepare sends a task to each of the first n processes, and waits until all are ready. A task
+// without a key prefix gets a new one.
+func (b *guardBench) prepare(n int, t guardTask) {
+	t.URL, t.Prefix, t.Processes = cmp.Or(t.URL, b.url), cmp.Or(t.Prefix, b.newPrefix()), n
+	for i, l := range b.loaders[:n] {
+		t.Index = i
+		check(l.send.Encode(t))
+	}
+	b.end(n)
+}
+
+// begin starts the tasks of the first n processes.
+func (b *guardBench) begin(n int) {
+	for _, l := range b.loaders[:n] {
+		check(l.send.Encode(true))
+	}
+}
+
+// end waits until the first n processes have ended their tasks, and returns the sum of their
+// reports.
+func (b *guardBench) end(n int) (sum guardReport) {
+	for _, l := range b.loaders[:n] {
+		r := l.report()
+		sum.Calls += r.Calls
+		sum.Waits, sum.Events = append(sum.Waits, r.Waits...), append(sum.Events, r.Events...)
+	}
+	return sum
+}
+
+// carryOut carries out a task in n processes and returns the sum of their reports.
+func (b *guardBench) carryOut(n int, t guardTask) guardReport {
+	b.prepare(n, t)
+	b.begin(n)
+	return b.end(n)
+}

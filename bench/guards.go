@@ -1,292 +1,321 @@
-package bench
+package main
 
 import (
+	"cmp"
 	"context"
-	"fmt"
-	"reflect"
+	"math/rand/v2"
+	"net/url"
 	"runtime"
 	"slices"
 	"strconv"
 	"time"
 
-	"github.com/bulkaction/bulkaction/bench/measure"
+	"github.com/bulkaction/bulkaction/guard"
+	"github.com/bulkaction/bulkaction/internal/testkit/faultproxy"
 )
 
-// GuardsOptions say how thoroughly the benchmark measures package guard.
-type GuardsOptions struct {
-	Options
-	Quick   bool     // shorter measurements
-	Rounds  int      // measurements of each part
-	Seconds float64  // duration of each measurement of speed or latency; 0: 2, or 0.5 if Quick
-	Only    []string // names of parts, see GuardsParts; empty: all
-}
+const (
+	guardProcesses = 8 // make calls while limits and queues are checked
+	speedProcesses = 4 // make calls while speed is measured
+	smallPool      = 40
+	largePool      = 10_000
+)
 
-// Guards has the figures of package guard. The parts that were not measured are nil.
-type Guards struct {
-	Quick  bool `json:"quick"`
-	Rounds int  `json:"rounds"`
-	CPUs   int  `json:"cpus"`
-	*GuardTakes
-	*GuardPairs
-	*GuardLocks
-	*GuardHandovers
-	*GuardWaiting
-	*GuardCosts
-	*GuardLimits
-	*GuardOrder
-	*GuardProbes
-	*GuardMemory
-	*GuardPipeline
-	*GuardPush
-	// Overrides has the settings of the fleets of the part pipeline (the run with rates) and the
-	// part push, by part; see Options.overrides. The other parts run no roles.
-	Overrides map[string]map[string]string `json:"overrides"`
-}
-
-// GuardTakes has the speed of Limiter.Take: 4 processes, 1,000 keys, no limit reached.
-type GuardTakes struct {
-	// TakePerSecond (token bucket) and SlidingTakePerSecond are measured with 16 goroutines in each
-	// process, each of which calls again at once.
-	TakePerSecond        float64 `json:"take_per_second"`
-	SlidingTakePerSecond float64 `json:"sliding_take_per_second"`
-	// TakeP99MS is the 99th percentile of the time of Limiter.Take (token bucket), in ms, at 5,000
-	// calls a second of all processes together. The time of a call begins when the call is due,
-	// which may be before it is made.
-	TakeP99MS float64 `json:"take_p99_ms"`
-}
-
-// GuardPairs has the number of pairs of Pool.Acquire and Release a second, from 4 processes with 8
-// goroutines each. Members have a token bucket and a breaker; no limit is reached.
-type GuardPairs struct {
-	PairsPerSecond float64 `json:"pairs_per_second"` // of a pool of 40
-	// speed with 40 members / speed with 10,000, measured in turn
-	Pairs10000Ratio float64 `json:"pairs_10000_ratio"`
-	// members without limiter and breaker
-	PlainPairsPerSecond float64 `json:"plain_pairs_per_second"`
-}
-
-// GuardLocks has the speed of locking and unlocking, from 4 processes, with 1,000 locks. Only one
-// goroutine at a time uses a lock, so that no call waits.
-type GuardLocks struct {
-	LockPairsPerSecond float64 `json:"lock_pairs_per_second"` // 16 goroutines in each process
-	// LockP99MS is measured at 1,000 pairs of lock and unlock a second: from the time at which the
-	// pair was due until it is unlocked.
-	LockP99MS float64 `json:"lock_p99_ms"`
-}
-
-// GuardHandovers has the time from the release of a lock, by Redis's clock, until the call of the
-// next holder returns. 64 calls of 8 processes wait for one lock; each holds it for 1 ms.
-type GuardHandovers struct {
-	HandoverP50MS float64 `json:"handover_p50_ms"`
-	HandoverP99MS float64 `json:"handover_p99_ms"`
-}
-
-// GuardWaiting has the number of Redis scripts that a process runs each second only because calls
-// wait: 1,000 calls of 8 processes wait for one lock.
-type GuardWaiting struct {
-	WaitingPerSecond float64 `json:"waiting_commands_per_second"`
-}
-
-// GuardCosts has the CPU time (µs) of one call, with 40 calls at a time: that of Redis, from INFO,
-// and that of this process.
-type GuardCosts struct {
-	RedisUS   CallCosts `json:"redis_us"`
-	ProcessUS CallCosts `json:"process_us"`
-}
-
-// CallCosts has the CPU time (µs) of one call, in Redis or in this process. Take takes a permit of
-// a token bucket; Acquire gets a lease of a member of a pool, and Settle releases it. The pool has
-// 40 members with a token bucket and a breaker.
-type CallCosts struct {
-	Take    float64 `json:"take"`
-	Acquire float64 `json:"acquire"`
-	Settle  float64 `json:"settle"`
-	// Acquire10000 and Settle10000 are Acquire and Settle with a pool of 10,000 members.
-	Acquire10000 float64 `json:"acquire_10000"`
-	Settle10000  float64 `json:"settle_10000"`
-}
-
-// GuardLimits says whether limits hold. 8 processes call through a proxy that drops 5% of Redis's
-// replies; then 8 processes call without it.
-type GuardLimits struct {
-	// Overdraws is the number of calls that exceed a limit: a token bucket, a sliding window, or
-	// the rate of a pool's members. Leases of a pool are counted at their grant, and again when
-	// their holder works. Leases beyond a member's concurrency count too.
-	Overdraws int `json:"overdraws"`
-	// calls that were allowed while replies were lost
-	Allowed int `json:"allowed_under_faults"`
-	Dropped int `json:"dropped_replies"`
-	// LimitUsedRatio is the granted leases / the leases that the limit allows, while more calls
-	// wait, without faults.
-	LimitUsedRatio float64 `json:"limit_used_ratio"`
-}
-
-// GuardOrder counts the calls for a lock that were granted after a call that stood behind them in
-// the queue. Before the first grant, calls are cancelled or time out, and one of 8 processes is
-// killed.
-type GuardOrder struct {
-	FIFOInversions int `json:"fifo_inversions"`
-	FIFOGrants     int `json:"fifo_grants"`
-}
-
-// GuardProbes counts the probes of a breaker beyond Successes in one opening, while all calls fail.
-type GuardProbes struct {
-	ProbesOver int `json:"probes_over"`
-	Probes     int `json:"probes"`
-}
-
-// GuardMemory has the bytes of Redis memory that a member, a lease, a waiter and an entry of a
-// limiter take.
-type GuardMemory struct {
-	Bytes GuardBytes `json:"bytes"`
-}
-
-// GuardBytes has bytes of Redis memory: of one of 10,000 used members, of one of 10,000 leases, and
-// of one of 2,000 waiting calls. Entry is one entry of a sliding limit, which counts the permits of
-// a 64th of its window.
-type GuardBytes struct {
-	Member float64 `json:"member"`
-	Lease  float64 `json:"lease"`
-	Waiter float64 `json:"waiter"`
-	Entry  float64 `json:"sliding_entry"`
-}
-
-// GuardsParts returns the names of the parts of the benchmark, which GuardsOptions.Only can choose.
-func GuardsParts() []string {
-	return []string{
-		"take", "pairs", "lock", "handover", "waiting", "costs", "limits", "order", "probes", "memory", "pipeline",
-		"push",
-	}
-}
-
-// guardProcesses is the number of processes that make calls.
-const guardProcesses = 8
+// Limits and a breaker that no part reaches.
+var (
+	wideBucket  = guard.Bucket(1_000_000, time.Second)
+	wideWindow  = guard.PerWindow(1_000_000_000, time.Second)
+	wideBreaker = guard.BreakerPolicy{Failures: 3, OpenFor: 10 * time.Minute, Successes: 3}
+)
 
 // guardBench is one run of the benchmark of package guard: a Redis, and child processes that call
 // guards on it.
 type guardBench struct {
-	GuardsOptions
-	*guardLoaders
+	options
+	*fleet
+	quick   bool // shorter measurements
+	rounds  int
+	seconds float64 // duration of each measurement of speed or latency
+	loaders []*loader
+	prefix  string // of all keys of the run
+	given   int    // number of prefixes that were given out
 }
 
-// RunGuards measures the chosen parts one after the other, with the same child processes; pipeline
-// and push run on fleets of their own. The first error ends it; the parts that were measured before
-// are returned.
-func RunGuards(ctx context.Context, o GuardsOptions) (_ Guards, err error) {
-	out := Guards{Quick: o.Quick, Rounds: o.Rounds, CPUs: runtime.NumCPU()}
-	out.Overrides = map[string]map[string]string{}
-	if o.Seconds == 0 {
-		o.Seconds = 2
-		if o.Quick {
-			o.Seconds = 0.5
-		}
-	}
-	b := &guardBench{o, &guardLoaders{program: o.Role[0], prefix: "guard:"}}
-	if o.RedisURL != "" { // other data may be there
-		b.prefix = "bulk-action-bench-" + strconv.FormatInt(time.Now().UnixNano(), 36) + ":"
-	}
-	if b.fleet, err = startRedis(ctx, o.Options, 20); err != nil {
-		return out, err
-	}
-	defer b.close()
-	if err := b.startLoaders(ctx, guardProcesses); err != nil {
-		return out, err
-	}
-	for _, part := range GuardsParts() {
-		if len(o.Only) > 0 && !slices.Contains(o.Only, part) {
-			continue
-		}
-		switch part {
-		case "take":
-			out.GuardTakes, err = inRounds(ctx, b, part, b.takes)
-		case "pairs":
-			out.GuardPairs, err = inRounds(ctx, b, part, b.pairs)
-		case "lock":
-			out.GuardLocks, err = inRounds(ctx, b, part, b.locks)
-		case "handover":
-			out.GuardHandovers, err = inRounds(ctx, b, part, b.handovers)
-		case "waiting":
-			out.GuardWaiting, err = measured(b.waiting(ctx))
-		case "costs":
-			out.GuardCosts, err = inRounds(ctx, b, part, b.costs)
-		case "limits":
-			out.GuardLimits, err = measured(b.limits())
-		case "order":
-			out.GuardOrder, err = measured(b.order(ctx))
-		case "probes":
-			out.GuardProbes, err = measured(b.probes(ctx))
-		case "memory":
-			out.GuardMemory, err = measured(b.memory(ctx))
-		case "pipeline":
-			out.GuardPipeline, err = measured(b.pipeline(ctx))
-			if err == nil {
-				out.Overrides[part] = out.Pipeline.overrides
+var guardsBenchmark = benchmark{
+	"guards", "Limiter, pool, lock and queue of package guard: speed, latency, and whether limits hold",
+	func(f *flags) runner {
+		b := &guardBench{prefix: "guard:"}
+		f.BoolVar(&b.quick, "quick", false, "shorter measurements, and 3 rounds unless --rounds is given: under a minute")
+		f.int(&b.rounds, "rounds", 5, 1, 0, "measurements of each figure; medians are shown")
+		f.float(&b.seconds, "seconds", 0, 0, 60, "duration of each measurement of speed or latency; 0: 2, with --quick 0.5")
+		parts := f.parts(
+			part{"take", b.inRounds(b.takes)}, part{"pairs", b.inRounds(b.pairs)}, part{"lock", b.inRounds(b.locks)},
+			part{"handover", b.inRounds(b.handovers)}, part{"limits", b.limits})
+		f.redis()
+		f.noRoles = true
+		return func(ctx context.Context, o options) (any, error) {
+			if b.quick && !f.given("rounds") {
+				b.rounds = 3
 			}
-		case "push":
-			out.GuardPush, err = measured(b.push(ctx))
-			if err == nil {
-				out.Overrides[part] = out.Push.overrides
+			if b.seconds == 0 {
+				b.seconds = map[bool]float64{false: 2, true: 0.5}[b.quick]
 			}
+			if b.options = o; o.redisURL != "" { // other data may be there
+				b.prefix = privatePrefix()
+			}
+			b.fleet = startRedis(ctx, o)
+			defer b.close()
+			for range guardProcesses {
+				b.loaders = append(b.loaders, must(startLoader(ctx)))
+			}
+			out, err := runParts(ctx, o, parts(), false)
+			return out.with(values{
+				"quick": b.quick, "rounds": b.rounds, "cpus": runtime.NumCPU(), "overrides": values{}, // no roles run
+			}), err
 		}
-		if err != nil {
-			return out, fmt.Errorf("%s: %w", part, err)
-		}
-		o.progress(part, 1, 1)
-	}
-	return out, nil
+	},
 }
 
 func (b *guardBench) close() {
 	for _, l := range b.loaders {
-		l.Kill()
-		_ = l.out.Close()
+		l.close()
 	}
-	if b.RedisURL != "" {
+	if b.redisURL != "" {
 		_ = b.removeKeys(context.Background(), b.prefix)
 	}
-	_ = b.fleet.close()
+	b.fleet.close()
 }
 
 // newPrefix returns a prefix of keys that nothing uses yet.
-func (b *guardLoaders) newPrefix() string {
-	b.parts++
-	return b.prefix + strconv.Itoa(b.parts) + ":"
+func (b *guardBench) newPrefix() string {
+	b.given++
+	return b.prefix + strconv.Itoa(b.given) + ":"
 }
 
-// inRounds measures a part o.Rounds times and returns the medians of its figures.
-func inRounds[T any](
-	ctx context.Context, b *guardBench, part string, once func(context.Context) (T, error),
-) (*T, error) {
-	rounds := make([]reflect.Value, b.Rounds)
-	for i := range rounds {
-		figures, err := once(ctx)
-		if err != nil {
-			return nil, err
+// inRounds returns a part that measures figures b.rounds times and returns their medians.
+func (b *guardBench) inRounds(once func() map[string]float64) func(context.Context) values {
+	return func(context.Context) values {
+		rounds := map[string][]float64{}
+		for range b.rounds {
+			for name, figure := range once() {
+				rounds[name] = append(rounds[name], figure)
+			}
 		}
-		rounds[i] = reflect.ValueOf(figures)
-		b.progress(part, i+1, b.Rounds)
+		out := values{}
+		for name, figure := range mediansOf(rounds) {
+			out[name] = figure
+		}
+		return out
 	}
-	var out T
-	setMedians(reflect.ValueOf(&out).Elem(), rounds)
-	return &out, nil
 }
 
-// setMedians sets each number of the struct out, nested structs included, to the median of the
-// rounds.
-func setMedians(out reflect.Value, rounds []reflect.Value) {
-	for i := range out.NumField() {
-		fields := make([]reflect.Value, len(rounds))
-		for k := range rounds {
-			fields[k] = rounds[k].Field(i)
-		}
-		if out.Field(i).Kind() == reflect.Struct {
-			setMedians(out.Field(i), fields)
-			continue
-		}
-		values := make([]float64, len(fields))
-		for k := range fields {
-			values[k] = fields[k].Float()
-		}
-		out.Field(i).SetFloat(measure.Round4(measure.Median(values)))
+func mediansOf(rounds map[string][]float64) map[string]float64 {
+	out := map[string]float64{}
+	for name, figures := range rounds {
+		out[name] = round4(median(figures))
+	}
+	return out
+}
+
+// perSecond runs a task in some processes at full speed, after a short run to warm up, and returns
+// the calls a second of all.
+func (b *guardBench) perSecond(t guardTask) float64 {
+	t.Seconds, t.Prefix = b.seconds/4, b.newPrefix()
+	b.carryOut(speedProcesses, t) // to warm up
+	t.Seconds = b.seconds
+	b.prepare(speedProcesses, t)
+	began := time.Now()
+	b.begin(speedProcesses)
+	r := b.end(speedProcesses)
+	return float64(r.Calls) / max(t.Seconds, time.Since(began).Seconds())
+}
+
+// p99 returns the 99th percentile (ms) of the time of a call, from the time at which it was due,
+// while all processes together make this number of calls a second.
+func (b *guardBench) p99(t guardTask, perSecond int) float64 {
+	t.PerSecond, t.Seconds = float64(perSecond)/speedProcesses, b.seconds
+	return percentile(b.carryOut(speedProcesses, t).Waits, 99)
+}
+
+// takes measures Limiter.Take: 4 processes of 16 goroutines, 1,000 keys with a token bucket or a
+// sliding window, no limit reached.
+func (b *guardBench) takes() map[string]float64 {
+	t := guardTask{Kind: "take", Goroutines: 16, Names: 1000, Rate: wideBucket}
+	sliding := t
+	sliding.Rate = wideWindow
+	return map[string]float64{
+		"take_per_second": b.perSecond(t), "take_p99_ms": b.p99(t, 5000), "sliding_take_per_second": b.perSecond(sliding),
 	}
 }
+
+// pairs measures pairs of Pool.Acquire and Release, from 4 processes with 8 goroutines each. Members
+// have a token bucket and a breaker, plain ones neither; no limit is reached.
+func (b *guardBench) pairs() map[string]float64 {
+	t := guardTask{Kind: "pair", Goroutines: 8, Members: smallPool, Capacity: 1, Rate: wideBucket, Breaker: wideBreaker}
+	large, plain := t, t
+	large.Members = largePool
+	plain.Rate, plain.Breaker = guard.Rate{}, guard.BreakerPolicy{}
+	speed := b.perSecond(t)
+	return map[string]float64{
+		"pairs_per_second": speed, "pairs_10000_ratio": ratio(speed, b.perSecond(large)),
+		"plain_pairs_per_second": b.perSecond(plain),
+	}
+}
+
+// locks measures locking and unlocking, from 4 processes of 16 goroutines, with 1,000 locks. No call
+// waits.
+func (b *guardBench) locks() map[string]float64 {
+	t := guardTask{Kind: "lock", Goroutines: 16, Names: 1000}
+	return map[string]float64{"lock_pairs_per_second": b.perSecond(t), "lock_p99_ms": b.p99(t, 1000)}
+}
+
+// handovers measures the time from the release of a lock, by Redis's clock, until the call of the
+// next holder returns. 64 calls of 8 processes wait for one lock; each holds it for 1 ms.
+func (b *guardBench) handovers() map[string]float64 {
+	r := b.carryOut(guardProcesses, guardTask{
+		Kind: "handover", Goroutines: 64 / guardProcesses, Names: 1, Seconds: b.seconds, Hold: time.Millisecond,
+	})
+	return map[string]float64{"handover_p50_ms": percentile(r.Waits, 50), "handover_p99_ms": percentile(r.Waits, 99)}
+}
+
+// limits checks whether limits hold. 8 processes call through a proxy that drops 5% of Redis's
+// replies; then 8 processes call without it.
+func (b *guardBench) limits(context.Context) values {
+	const lostReplies = 0.05 // the probability with which the proxy drops a reply, and resets the connection
+	at := must(url.Parse(b.url))
+	proxy := must(faultproxy.New(at.Host))
+	defer proxy.Close() //nolint:errcheck // nothing can be lost
+	at.Host = proxy.Addr()
+	rng := rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))
+	allowed, over := 0, 0
+	for _, t := range []guardTask{
+		{Kind: "take", Names: 2, Rate: guard.Rate{Permits: 200, Window: time.Second, Burst: 50}},
+		{Kind: "take", Names: 2, Rate: guard.PerWindow(200, time.Second)},
+		{
+			Kind: "lease", Members: 4, Capacity: 2, Rate: guard.PerWindow(50, time.Second),
+			Breaker: wideBreaker, Hold: time.Millisecond,
+		},
+	} {
+		t.URL, t.Goroutines, t.Seconds, t.Faults = at.String(), 4, b.seconds, true
+		b.prepare(guardProcesses, t)
+		proxy.DropReplies(lostReplies, rng)
+		b.begin(guardProcesses)
+		r := b.end(guardProcesses)
+		proxy.Heal()
+		allowed, over = allowed+len(r.Events), over+overdraws(r.Events, t)
+	}
+	used, more := b.limitUsed()
+	return values{
+		// Calls that exceed a limit: a token bucket, a sliding window, or the rate of a pool's
+		// members. Leases of a pool are counted at their grant, and again when their holder works.
+		// Leases beyond a member's concurrency count too.
+		"overdraws":            over + more,
+		"allowed_under_faults": allowed, // while replies were lost
+		"dropped_replies":      proxy.Dropped(),
+		"limit_used_ratio":     used, // granted leases / allowed ones, while more calls wait, without faults
+	}
+}
+
+// limitUsed runs leases of a pool with more demand than its limit allows. used is the granted
+// leases / the allowed ones in whole windows; over is the number of leases that break the limit.
+func (b *guardBench) limitUsed() (used float64, over int) {
+	const members, perSecond = 8, 50
+	window := min(seconds(b.seconds), time.Second)
+	permits := max(1, int(perSecond*window.Seconds()))
+	t := guardTask{
+		Kind: "lease", Goroutines: 8, Members: members, Capacity: 8, Rate: guard.PerWindow(permits, window),
+		Seconds: b.seconds + 2*window.Seconds(),
+	}
+	r := b.carryOut(guardProcesses, t)
+	if len(r.Events) == 0 {
+		failf("no call got a lease")
+	}
+	// Only windows from the second on count: the first one begins with all of its permits. The
+	// calls go on until the last counted window is over.
+	windows := int64(seconds(b.seconds) / window)
+	from := slices.MinFunc(r.Events, byGrant).Granted + window.Microseconds()
+	to, granted := from+windows*window.Microseconds(), 0
+	for _, e := range r.Events {
+		if e.Granted >= from && e.Granted < to {
+			granted++
+		}
+	}
+	return ratio(granted, windows*int64(members*permits)), overdraws(r.Events, t)
+}
+
+// overdraws returns how often calls have broken the limits of t. For each key or member it counts
+// the calls that exceed t.Rate. For a pool with a sliding window it also counts the starts of work
+// that exceed t.Rate, under leases shorter than the window, and the leases that exceed the
+// concurrency t.Capacity. So one lease may count more than once.
+func overdraws(events []guardEvent, t guardTask) (n int) {
+	byName := map[string][]guardEvent{}
+	for _, e := range events {
+		byName[e.Name] = append(byName[e.Name], e)
+	}
+	for _, of := range byName {
+		var granted, works []int64
+		for _, e := range of {
+			granted = append(granted, e.Granted)
+			if e.Released-e.Granted < t.Rate.Window.Microseconds() { // a longer lease is outside the promise
+				works = append(works, e.Works)
+			}
+		}
+		switch {
+		case t.Rate.Kind == guard.TokenBucket:
+			n += beyondBucket(granted, t.Rate)
+		case t.Kind == "lease":
+			n += beyondWindow(granted, t.Rate) + beyondWindow(works, t.Rate) + overlaps(of, t.Capacity)
+		default:
+			n += beyondWindow(granted, t.Rate)
+		}
+	}
+	return n
+}
+
+// beyondWindow returns the number of calls that exceed a sliding window: r.Permits other calls were
+// made less than a window before. times are those of all calls, in µs.
+func beyondWindow(times []int64, r guard.Rate) (n int) {
+	slices.Sort(times)
+	for i := r.Permits; i < len(times); i++ {
+		if times[i]-times[i-r.Permits] < r.Window.Microseconds() {
+			n++
+		}
+	}
+	return n
+}
+
+// beyondBucket returns the number of calls that exceed a token bucket, which is full at first.
+// times are those of all calls, in µs.
+func beyondBucket(times []int64, r guard.Rate) (n int) {
+	slices.Sort(times)
+	each := float64(r.Window.Microseconds()) / float64(r.Permits)
+	const rounding = 2 // µs; the limiter rounds its times up to quarters of a µs
+	fullAt := 0.0      // the time at which the bucket is full again
+	for _, at := range times {
+		fullAt = max(fullAt, float64(at)) + each
+		if fullAt-float64(at) > float64(r.Burst)*each+rounding {
+			n++
+		}
+	}
+	return n
+}
+
+// overlaps returns the number of leases of a member that began while at least `most` other leases
+// of it were held.
+func overlaps(leases []guardEvent, most int) (n int) {
+	slices.SortFunc(leases, byGrant)
+	for i, e := range leases {
+		held := 0
+		for _, before := range leases[:i] {
+			if before.Ends > e.Granted {
+				held++
+			}
+		}
+		if held >= most {
+			n++
+		}
+	}
+	return n
+}
+
+func byGrant(a, b guardEvent) int { return cmp.Compare(a.Granted, b.Granted) }

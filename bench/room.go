@@ -1,296 +1,422 @@
-package bench
+package main
 
 import (
+	"bufio"
 	"context"
+	"crypto/ed25519"
+	"crypto/x509"
+	"encoding/pem"
 	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
+	"sync/atomic"
 	"time"
 
-	"github.com/bulkaction/bulkaction/bench/roomload"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
+	"github.com/bulkaction/bulkaction/internal/testkit/childproc"
 )
 
-// RoomOptions say on what the waiting room is measured.
-type RoomOptions struct {
-	Options
-	Users    int           // with a stream each, in each part but enter, empty and scripts
-	Brokers  int           // processes
-	Events   int           // of the part events
-	Capacity int           // slots of the parts kill and abandon
-	Rate     float64       // admissions a second of the part promotion
-	Session  time.Duration // time that a user of the part abandon is inside
-	Churn    float64       // part of the users who reload the page while they wait (part abandon)
-	Kill     int           // brokers that the part kill kills
-	Only     []string      // names of parts, see RoomParts; empty: all
-}
+const (
+	brokerRole = "broker"
+	// userHeader is the HTTP header with the user's id. The brokers trust it because it comes from
+	// loopback.
+	userHeader = "X-Bench-User"
+)
 
-// Room has the figures of the benchmark of the waiting room. Its JSON is a contract for programs
-// that read it. The figures of parts that were not measured are missing.
-type Room struct {
-	Users   int `json:"users"`
-	Brokers int `json:"brokers"`
-	Events  int `json:"events"`
-	Streams int `json:"streams"` // most that were open at a time
-	*RoomStreams
-	RoomFaults
-	*RoomEnter
-	*RoomPromotion
-	*RoomUse
-	*RoomReturns
-	*RoomMemory
-	Scripts RoomScripts `json:"scripts"`
-	// Violations describes faults that must never happen, such as a lost user: at most
-	// mostRoomViolations of them.
-	Violations []string `json:"violations"`
-}
-
-// RoomFaults count what must not happen, over all parts.
-type RoomFaults struct {
-	PositionRises   int `json:"position_rises"`   // positions above the one before
-	OrderInversions int `json:"order_inversions"` // users promoted before a lower number that was present
-	OverCapacity    int `json:"over_capacity"`    // tokens received while all slots had valid tokens
-	Lost            int `json:"lost"`             // users who neither got a token nor closed their tab
-}
-
-// RoomStreams has the figures of users who wait for one event, each on a stream of its own. One
-// user a second is promoted, so that each stream gets a frame with a new position each second.
-type RoomStreams struct {
-	RSSKiBPerStream  float64 `json:"rss_kib_per_stream"` // of the brokers
-	PositionAgeP99MS float64 `json:"position_age_p99_ms"`
-	// CPU time of redis-server / time
-	RedisCPURatio float64 `json:"redis_cpu_ratio"`
-	// of clients, for each broker; a script is one command
-	RedisCommandsPerSecond float64 `json:"redis_commands_per_second"`
-}
-
-// RoomEnter has the speed of POST …/ticket.
-type RoomEnter struct {
-	EnterPerSecond float64 `json:"enter_per_second"` // as fast as the brokers answer
-	// EnterP99MS is measured at 3,000 users a second: from the time at which a call was due until
-	// its answer.
-	EnterP99MS float64 `json:"enter_p99_ms"`
-}
-
-// RoomPromotion has the time from the promotion of a user, by Redis's clock, until the user has
-// received the entry token.
-type RoomPromotion struct {
-	PromoteToAdmittedP50MS float64 `json:"promote_to_admitted_p50_ms"`
-	PromoteToAdmittedP99MS float64 `json:"promote_to_admitted_p99_ms"`
-}
-
-// RoomUse has the fraction of an event's slots that is in use while users wait.
-type RoomUse struct {
-	Utilisation float64 `json:"utilisation"`
-}
-
-// RoomReturns shows how the users of killed brokers fare.
-type RoomReturns struct {
-	// ReturnedP99S is the 99th percentile of the time from the break of a user's stream, when its
-	// broker is killed, until a later stream has shown the user the position or the token.
-	ReturnedP99S float64 `json:"returned_p99_s"`
-	PlacesKept   float64 `json:"places_kept"` // part of the users who kept the place
-}
-
-// RoomMemory has the bytes of Redis memory that a waiting user takes; user ids have 22 characters.
-type RoomMemory struct {
-	RedisBytesPerUser float64 `json:"redis_bytes_per_user"`
-}
-
-// RoomScripts has all figures that are not part of the JSON contract of Room, for example those of
-// the scripts.
-type RoomScripts struct {
-	CPUs int `json:"cpus"`
-	*RoomStreamCosts
-	*RoomEnterCosts
-	*RoomPromotionCosts
-	*RoomEmpty
-	*RoomKill
-	*RoomEvents
-	*RoomAbandon
-	*RoomBatches
-	Overrides map[string]string `json:"overrides"` // settings of the processes
-}
-
-// RoomStreamCosts has more figures of the users who wait on streams; see RoomStreams.
-type RoomStreamCosts struct {
-	FrameCPUUS       float64 `json:"frame_cpu_us"` // CPU of the brokers for a frame
-	FramesPerSecond  float64 `json:"frames_per_second"`
-	OpenedPerSecond  float64 `json:"streams_opened_per_second"`
-	PositionAgeP50MS float64 `json:"position_age_p50_ms"`
-	WrongPositions   int     `json:"wrong_positions"` // after the queue has stood still
-}
-
-// RoomEnterCosts has the CPU time of an entry over HTTP.
-type RoomEnterCosts struct {
-	EnterCPUUS      float64 `json:"enter_cpu_us"` // of the brokers
-	EnterRedisCPUUS float64 `json:"enter_redis_cpu_us"`
-	EnterP50MS      float64 `json:"enter_p50_ms"`
-}
-
-// RoomPromotionCosts has the CPU time per promoted user, from the promotion to the token on the
-// stream, and the promotions a second.
-type RoomPromotionCosts struct {
-	PromotionCPUUS      float64 `json:"promotion_cpu_us"` // of the brokers
-	PromotionRedisCPUUS float64 `json:"promotion_redis_cpu_us"`
-	PromotionsPerSecond float64 `json:"promotions_per_second"`
-}
-
-// RoomEmpty has the time from opening a connection until the user has a token, while nobody else
-// waits and slots are free.
-type RoomEmpty struct {
-	EmptyP50MS float64 `json:"empty_p50_ms"`
-	EmptyP99MS float64 `json:"empty_p99_ms"`
-}
-
-// RoomKill has more figures of the killing of brokers, besides RoomReturns: of their users, of lost
-// slots, and of the whole run.
-type RoomKill struct {
-	Broken        int     `json:"broken_streams"` // of users without a token
-	ReturnedMaxS  float64 `json:"returned_max_s"`
-	SlotsLeaked   int     `json:"slots_leaked"` // slots in use a minute after the last user has left
-	FreeAfterS    float64 `json:"slots_free_after_s"`
-	KillDrainTime float64 `json:"kill_seconds"` // from the first promotion to the last token
-}
-
-// RoomEvents compares how fast users are promoted in one event with how fast as many users are in
-// many events.
-type RoomEvents struct {
-	EventsOpened  int     `json:"events_opened"`
-	OneEventS     float64 `json:"one_event_s"`     // from its opening until all users have a token
-	SlowestEventS float64 `json:"slowest_event_s"` // from first opening until all users have one
-	EventsRatio   float64 `json:"slowest_event_ratio"`
-}
-
-// RoomAbandon has the fraction of the slots that is used while half of the users close the tab at
-// random times. TokenUtilisation is from another run, that of RoomUse, in which some users reload
-// the page. A slot counts from its promotion on. A token counts from its receipt until its user
-// begins to give the slot back, so its figures leave out the time of the promotion and of the call.
-type RoomAbandon struct {
-	TokenUtilisation        float64 `json:"token_utilisation"` // while some reload the page
-	AbandonUtilisation      float64 `json:"abandon_utilisation"`
-	AbandonTokenUtilisation float64 `json:"abandon_token_utilisation"`
-	ClosedTabs              int     `json:"closed_tabs"`
-}
-
-// RoomBatches has the speed of the scripts enter and promote, called from 4 goroutines with 200
-// users a call.
-type RoomBatches struct {
-	ScriptEnterPerSecond   float64 `json:"enter_per_second"`
-	ScriptPromotePerSecond float64 `json:"promote_per_second"`
-	ScriptEnterUS          float64 `json:"enter_redis_us_per_user"` // CPU of Redis
-	ScriptPromoteUS        float64 `json:"promote_redis_us_per_user"`
-}
-
-// RoomParts returns the names of the parts of the benchmark, which RoomOptions.Only can choose.
-func RoomParts() []string {
-	return []string{"streams", "enter", "promotion", "empty", "kill", "events", "abandon", "scripts"}
-}
-
-// roomBench is one run of the benchmark.
+// roomBench is one run of the benchmark of the waiting room: a Redis, the brokers on it, and ingest
+// for the calls of a shop. The users are goroutines of this process.
 type roomBench struct {
-	RoomOptions
-	*roomFleet
-	eventCalls
+	options
+	*fleet
+	roomCalls
+	users    int     // with a stream each, in each part but enter, empty and scripts
+	count    int     // of brokers
+	kill     int     // brokers that the part kill kills
+	capacity int     // slots of the part kill
+	rate     float64 // admissions a second of the part promotion
 
-	part        string // that is measured
-	faults      RoomFaults
-	violations  []string
+	settings map[string]string // of the processes
+	dir      string            // of the token key
+	public   string            // URL of the brokers
+	brokers  []string          // host:port of those that run
+	shop     string            // base URL of ingest
+
+	faults      map[string]int // what must not happen, over all parts
+	violations  []string       // faults that must never happen, such as a lost user
 	mostStreams int
+	scripts     values // figures that are no part of the contract of the JSON
 }
 
-// RunRoom measures the chosen parts one after the other, on the same brokers. The first error ends
-// it; the parts that were measured before are returned. A violation is no error.
-func RunRoom(ctx context.Context, o RoomOptions) (out Room, err error) {
-	out = Room{
-		Users: o.Users, Brokers: o.Brokers, Events: o.Events,
-		Scripts: RoomScripts{CPUs: runtime.NumCPU(), Overrides: map[string]string{}}, Violations: []string{},
-	}
-	f, err := startRoom(ctx, o)
-	if err != nil {
-		return out, err
-	}
-	defer f.close()
-	b := &roomBench{RoomOptions: o, roomFleet: f}
-	if b.eventCalls, err = newEventCalls(f.fleet, "bulk-action:"); err != nil {
-		return out, err
-	}
-	out.Scripts.Overrides = f.overrides
-	for _, part := range RoomParts() {
-		if len(o.Only) > 0 && !slices.Contains(o.Only, part) {
-			continue
+var roomBenchmark = benchmark{
+	"room", "The waiting room: streams, entries, promotions, killed brokers; each frame and token is checked",
+	func(f *flags) runner {
+		b := &roomBench{violations: []string{}, scripts: values{"cpus": runtime.NumCPU()}, faults: map[string]int{
+			"position_rises":   0, // positions above the one before
+			"order_inversions": 0, // users promoted before a lower number that was present
+			"over_capacity":    0, // tokens received while all slots had valid tokens
+			"lost":             0, // users who got no token
+		}}
+		f.int(&b.users, "users", 3000, 10, 20_000, "users with a stream each")
+		f.int(&b.count, "brokers", 2, 1, 64, "broker processes")
+		f.int(&b.kill, "kill", 1, 1, 63, "brokers that the part kill kills")
+		f.int(&b.capacity, "capacity", 0, 0, 20_000, "slots of the part kill; 0: a quarter of the users")
+		f.float(&b.rate, "rate", 1000, 1, 100_000, "admissions a second of the part promotion")
+		parts := f.parts(
+			part{"streams", b.streams}, part{"enter", b.enter}, part{"promotion", b.promotion},
+			part{"kill", b.killBrokers})
+		return func(ctx context.Context, o options) (any, error) {
+			if b.capacity == 0 {
+				b.capacity = max(1, b.users/4)
+			}
+			if b.kill >= b.count {
+				b.kill = b.count - 1
+			}
+			defer b.close()
+			b.start(ctx, o)
+			out, err := runParts(ctx, o, parts(), false)
+			b.scripts["overrides"] = b.settings
+			for name, n := range b.faults {
+				out[name] = n
+			}
+			return out.with(values{
+				"users": b.users, "brokers": b.count, "streams": b.mostStreams, "scripts": b.scripts,
+				"violations": b.violations,
+			}), err
 		}
-		b.part = part
-		if err = b.measurePart(ctx, &out); err != nil {
-			err = fmt.Errorf("%s: %w", part, err)
-			break
-		}
-		o.progress(part, 1, 1)
-	}
-	out.RoomFaults, out.Streams = b.faults, b.mostStreams
-	out.Violations = append(out.Violations, b.violations...)
-	return out, err
+	},
 }
 
-func (b *roomBench) measurePart(ctx context.Context, out *Room) (err error) {
-	switch b.part {
-	case "streams":
-		out.RoomStreams, out.Scripts.RoomStreamCosts, err = b.streams(ctx)
-	case "enter":
-		out.RoomEnter, out.Scripts.RoomEnterCosts, err = b.enter(ctx)
-	case "promotion":
-		out.RoomPromotion, out.Scripts.RoomPromotionCosts, err = b.promotion(ctx)
-	case "empty":
-		out.Scripts.RoomEmpty, err = b.empty(ctx)
-	case "kill":
-		out.RoomReturns, out.Scripts.RoomKill, err = b.kill(ctx)
-	case "events":
-		out.Scripts.RoomEvents, err = b.manyEvents(ctx)
-	case "abandon":
-		out.RoomUse, out.Scripts.RoomAbandon, err = b.abandon(ctx)
-	case "scripts":
-		out.RoomMemory, out.Scripts.RoomBatches, err = b.batches(ctx)
+// start starts Redis, the brokers and ingest.
+func (b *roomBench) start(ctx context.Context, o options) {
+	b.options, b.dir = o, must(os.MkdirTemp("", "bulkaction-room-"))
+	_, key, err := ed25519.GenerateKey(nil)
+	check(err)
+	keys := filepath.Join(b.dir, "token-keys.pem")
+	block := &pem.Block{Type: "PRIVATE KEY", Bytes: must(x509.MarshalPKCS8PrivateKey(key))}
+	check(os.WriteFile(keys, pem.EncodeToMemory(block), 0o600))
+	b.fleet = startRedis(ctx, o)
+	b.roomCalls = newRoomCalls(b.fleet, "bulk-action:") // the default prefix
+	addrs := make([]string, b.count)
+	for i := range addrs {
+		addrs[i] = childproc.FreeAddr()
 	}
-	return err
+	b.public = "http://" + addrs[0]
+	b.settings = o.overrides(
+		"BULKACTION_BROKER_IDENTITY=header", "BULKACTION_BROKER_IDENTITY_HEADER="+userHeader,
+		"BULKACTION_BROKER_TRUSTED_PROXIES=127.0.0.1/32", "BULKACTION_BROKER_MAX_CONNECTIONS_PER_IP=1000000",
+		"BULKACTION_BROKER_ENTER_RATE_PER_IP=1000000", "BULKACTION_BROKER_TOKEN_KEYS_FILE="+keys,
+		"BULKACTION_BROKER_PUBLIC_URL="+b.public, "BULKACTION_BROKER_DRAIN=0s")
+	for i, addr := range addrs {
+		b.startBroker(ctx, i, addr)
+	}
+	shop := childproc.FreeAddr()
+	env := maps.Clone(b.settings)
+	env["BULKACTION_API_ADDR"] = shop
+	b.shop = "http://" + shop
+	b.startRole(o, "ingest", 0, env, "")
+	check(b.awaitHTTP(ctx, b.shop+"/v1/stats"))
 }
 
-// mostRoomViolations is the largest number of violations that the result describes in words.
-const mostRoomViolations = 100
+// startBroker starts the i-th broker and waits until it answers.
+func (b *roomBench) startBroker(ctx context.Context, i int, addr string) {
+	env := maps.Clone(b.settings)
+	env["BULKACTION_BROKER_ADDR"] = addr
+	b.brokers = append(b.brokers, addr)
+	b.startRole(b.options, brokerRole, i, env, "")
+	check(b.awaitHTTP(ctx, keysURL(addr)))
+}
 
-// violatef notes a violation in the present part, unless mostRoomViolations are noted already.
+func keysURL(broker string) string { return "http://" + broker + "/.well-known/jwks.json" }
+
+func (b *roomBench) close() {
+	if b.fleet != nil {
+		b.fleet.close()
+	}
+	_ = os.RemoveAll(b.dir)
+}
+
+// violatef notes a violation, unless 100 are noted already.
 func (b *roomBench) violatef(format string, args ...any) {
-	if len(b.violations) < mostRoomViolations {
-		b.violations = append(b.violations, b.part+": "+fmt.Sprintf(format, args...))
+	if len(b.violations) < 100 {
+		b.violations = append(b.violations, fmt.Sprintf(format, args...))
 	}
 }
 
-// judge checks what the users of a task have received. It counts all violations, and describes the
-// first ones. capacity is the number of slots of each event. With admitAll, users who still wait at
-// the end count as lost.
-func (b *roomBench) judge(a roomload.Answer, capacity int, admitAll bool) {
-	for _, text := range a.Violations {
-		b.violatef("%s", text)
+const (
+	// streamsWindow is how long CPU time and the ages of positions are measured; commandsWindow is
+	// how long Redis commands are then counted.
+	streamsWindow  = 8 * time.Second
+	commandsWindow = 4 * time.Second
+	// standstill is how long nobody is promoted before positions are checked. The contract says
+	// that all shown positions are exact after a second.
+	standstill = 2500 * time.Millisecond
+)
+
+// streams measures users who wait for one event, each on a stream of its own. One user a second is
+// promoted, so that each stream gets a frame with a new position each second.
+func (b *roomBench) streams(ctx context.Context) values {
+	const event = "streams"
+	b.declare(ctx, event, func(s *waitingroom.Settings) { s.Capacity, s.Rate, s.Burst = int64(b.users), 1, 1 })
+	before := b.resident()
+	c, numbers := b.enterWaiting(ctx, event, 0)
+	defer c.end()
+	b.setMode(ctx, event, api.ModeOpen)
+	check(redisx.Sleep(ctx, time.Second)) // a first round of frames
+	frames := c.mark()
+	used := b.measure(ctx, func() { check(redisx.Sleep(ctx, streamsWindow)) })
+	frames = c.frames.Load() - frames
+	commands := 0.0
+	for _, n := range countCommands(ctx, b.server.URL(), commandsWindow) {
+		commands += float64(n)
 	}
-	if more := a.Wrong - len(a.Violations); more > 0 {
-		b.violatef("%d more violations", more)
+	after := b.resident()
+	b.setMode(ctx, event, api.ModePaused)
+	check(redisx.Sleep(ctx, standstill))
+	queue := b.numbers(ctx, event)
+	visits := c.end()
+	b.judge(c, numbers, b.users, false)
+	if wrong := wrongPositions(visits, queue); len(wrong) > 0 {
+		b.violatef("%d users have a wrong position after the queue has stood still, first %s", len(wrong), wrong[0])
 	}
-	for _, v := range a.Visits {
-		b.faults.PositionRises += v.Rises
-		if v.Ended != "" && v.Admitted == 0 {
-			b.violatef("user %s: the stream has ended: %s", v.User, v.Ended)
+	b.forget(ctx, event)
+	b.scripts["frame_cpu_us"] = perJob(used.roles[brokerRole], int(max(frames, 1)))
+	b.scripts["frames_per_second"] = round2(float64(frames) / used.took.Seconds())
+	return values{
+		"rss_kib_per_stream":        round2((after - before) / float64(b.users)), // of the brokers
+		"position_age_p99_ms":       percentile(c.ages, 99),
+		"redis_cpu_ratio":           ratio(used.redis.cpu.Seconds(), used.took.Seconds()),
+		"redis_commands_per_second": round2(commands / commandsWindow.Seconds() / float64(b.count)), // of a broker
+	}
+}
+
+// resident returns the resident memory of all brokers in KiB.
+func (b *roomBench) resident() (sum float64) {
+	for _, pid := range b.pids()[brokerRole] {
+		sum += memoryOf(pid, "VmRSS:")
+	}
+	return sum
+}
+
+// enter measures POST …/ticket: as fast as the brokers answer over 32 connections, and at 3,000 users
+// a second, from the time at which a call was due until its answer.
+func (b *roomBench) enter(ctx context.Context) values {
+	const connections, span, paced = 32, 3, 3000
+	b.declare(ctx, "enter", func(*waitingroom.Settings) {})
+	var conns [connections]net.Conn
+	var answers [connections]*bufio.Reader
+	for i := range conns {
+		conns[i] = must(net.Dial("tcp", b.brokers[i%len(b.brokers)]))
+		defer conns[i].Close()
+		answers[i] = bufio.NewReader(conns[i])
+	}
+	var next atomic.Int64
+	enter := func(_ context.Context, i int) error {
+		_, err := fmt.Fprintf(conns[i],
+			"POST /events/enter/ticket HTTP/1.1\r\nHost: %s\r\nContent-Length: 0\r\n%s: e%d\r\n\r\n",
+			conns[i].RemoteAddr(), userHeader, next.Add(1))
+		if err != nil {
+			return err
+		}
+		resp, err := http.ReadResponse(answers[i], nil)
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		if resp.StatusCode != http.StatusCreated {
+			return fmt.Errorf("status %s for a new user", resp.Status)
+		}
+		_, err = io.Copy(io.Discard, resp.Body)
+		return err
+	}
+	var entered int
+	used := b.measure(ctx, func() { entered = must(saturate(ctx, connections, span, enter)) })
+	waits := make([]float64, paced*span)
+	check(pace(ctx, paced, len(waits), func(ctx context.Context, i int, due time.Time) error {
+		err := enter(ctx, i%paceSenders)
+		waits[i] = millis(time.Since(due))
+		return err
+	}))
+	b.forget(ctx, "enter")
+	b.scripts["enter_cpu_us"] = perJob(used.roles[brokerRole], max(entered, 1))
+	b.scripts["enter_redis_cpu_us"] = perJob(used.redis.cpu, max(entered, 1))
+	return values{
+		"enter_per_second": round2(float64(entered) / used.took.Seconds()), "enter_p99_ms": round2(percentile(waits, 99)),
+	}
+}
+
+// promotion measures the time from the promotion of a user, by Redis's clock, until the user has
+// received the entry token, while users are promoted at a steady rate.
+func (b *roomBench) promotion(ctx context.Context) values {
+	const event = "promotion"
+	b.declare(ctx, event, func(s *waitingroom.Settings) {
+		s.Capacity, s.Rate, s.Burst = int64(b.users), b.rate, max(1, int64(b.rate/20))
+	})
+	c, numbers := b.enterWaiting(ctx, event, 0)
+	defer c.end()
+	used := b.measure(ctx, func() {
+		b.setMode(ctx, event, api.ModeOpen)
+		c.await(ctx, func() bool { return c.nAdmitted.Load() == int64(b.users) })
+	})
+	ms := admittedAfter(c.end(), func(v visit) int64 { return v.fence })
+	b.judge(c, numbers, b.users, true)
+	b.forget(ctx, event)
+	b.scripts["promotion_cpu_us"] = perJob(used.roles[brokerRole], max(1, len(ms)))
+	b.scripts["promotion_redis_cpu_us"] = perJob(used.redis.cpu, max(1, len(ms)))
+	return values{
+		"promote_to_admitted_p50_ms": round2(percentile(ms, 50)),
+		"promote_to_admitted_p99_ms": round2(percentile(ms, 99)),
+	}
+}
+
+// admittedAfter returns, for each user with a token, the ms from a time (µs) to its receipt.
+func admittedAfter(visits []visit, from func(visit) int64) (ms []float64) {
+	for _, v := range visits {
+		if v.admitted > 0 {
+			ms = append(ms, float64(v.admitted-from(v))/1000)
 		}
 	}
-	for event, visits := range roomload.ByEvent(a.Visits) {
-		if n := roomload.Inversions(visits); n > 0 {
-			b.faults.OrderInversions += n
-			b.violatef("event %s: %d users were promoted before a lower number", event, n)
+	return ms
+}
+
+// killBrokers kills brokers, as a crash does, while slots become free and are given to the next
+// users all the time. It measures the time from the break of a user's stream until a later stream
+// has shown the user the position or the token. At the end it starts these brokers again.
+func (b *roomBench) killBrokers(ctx context.Context) values {
+	const event = "kill"
+	b.declare(ctx, event, func(s *waitingroom.Settings) {
+		// A broker may die just after one of its users was promoted. The times are long enough for
+		// this user to reach another broker and still have the slot. If a user never returns, the
+		// slot is free within a minute.
+		s.Capacity, s.TokenTTL, s.Leeway, s.Ready = int64(b.capacity), 30*time.Second, 5*time.Second, 30*time.Second
+	})
+	c, numbers := b.enterWaiting(ctx, event, time.Second)
+	defer c.end()
+	b.setMode(ctx, event, api.ModeOpen)
+	c.await(ctx, func() bool { return c.nAdmitted.Load() >= int64(b.users/10) })
+	victims, from := slices.Clone(b.brokers[:b.kill]), time.Now()
+	for range victims {
+		i := slices.IndexFunc(b.procs, func(p process) bool { return p.role == brokerRole })
+		victim := b.procs[i]
+		b.procs = slices.Delete(b.procs, i, i+1)
+		victim.Kill()
+	}
+	// Streams that broke up to 2 s after the last kill count too: a user notices the end a little
+	// later.
+	to := time.Now().Add(2 * time.Second)
+	c.await(ctx, func() bool { return c.nShown.Load()+c.nAdmitted.Load() >= int64(b.users) })
+	after := b.numbers(ctx, event)
+	c.await(ctx, func() bool { return c.nEnded.Load() == int64(b.users) })
+	r := checkReturns(c.end(), from.UnixMicro(), to.UnixMicro(), numbers, after)
+	b.judge(c, numbers, b.capacity, true)
+	if r.users == 0 {
+		b.violatef("no stream was broken: the killed broker had no users")
+	}
+	if lost := slices.Concat(r.notBack, r.notKept); len(lost) > 0 {
+		b.violatef("%d users did not come back and %d lost their places, first %s", len(r.notBack), len(r.notKept), lost[0])
+	}
+	leaked := b.leakedSlots(ctx, event)
+	for i, addr := range victims { // for the next parts
+		b.brokers = b.brokers[1:]
+		b.startBroker(ctx, b.count+i, addr)
+	}
+	b.forget(ctx, event)
+	b.scripts["broken_streams"], b.scripts["slots_leaked"] = r.users, leaked
+	return values{
+		"returned_p99_s": round2(percentile(r.seconds, 99)),
+		"places_kept":    ratio(r.users-len(r.notBack)-len(r.notKept), r.users), // part of the users
+	}
+}
+
+// leakedSlots waits until all slots of an event are free, at most a minute. It returns how many are
+// still in use: these are a violation.
+func (b *roomBench) leakedSlots(ctx context.Context, event string) (slots int) {
+	began := time.Now()
+	check(b.await(ctx, "free slots", pollInterval, func() (int, error) {
+		s, err := b.rooms.Snapshot(ctx, b.space.OfEvent(event), event)
+		if slots = 0; len(s.Events) > 0 {
+			slots = int(s.Events[0].Used)
 		}
-		if n := roomload.OverCapacity(visits, capacity); n > 0 {
-			b.faults.OverCapacity += n
-			b.violatef("event %s: %d tokens over the capacity of %d", event, n, capacity)
+		if time.Since(began) > time.Minute {
+			return 0, err
 		}
-		if users := roomload.Lost(visits, admitAll); len(users) > 0 {
-			b.faults.Lost += len(users)
-			b.violatef("event %s: %d users are lost, first %s", event, len(users), users[0])
+		return slots, err
+	}))
+	if slots > 0 {
+		b.violatef("%d slots are in use a minute after the last user has left", slots)
+	}
+	return slots
+}
+
+// roomCalls are the calls that the benchmark itself makes on events, directly in Redis.
+type roomCalls struct {
+	on    *fleet
+	rooms *waitingroom.Rooms
+	space keyspace.Space
+}
+
+func newRoomCalls(on *fleet, prefix string) roomCalls {
+	space := must(keyspace.New(prefix, 1))
+	return roomCalls{on, waitingroom.New(on.conn, space, func(string, time.Duration, error) {}), space}
+}
+
+// declare creates an event. It is paused, so that nobody is promoted yet, unless change sets
+// another mode. change may set other settings too.
+func (e roomCalls) declare(ctx context.Context, event string, change func(*waitingroom.Settings)) {
+	s := waitingroom.Settings{
+		MaxWaiting: 10_000_000, TokenTTL: 5 * time.Minute, Leeway: 10 * time.Second, MaxSession: 15 * time.Minute,
+		Ready: 30 * time.Second, Grace: time.Minute, OnClose: "keep", NoShow: "wait",
+		Mode: api.ModePaused, Retention: time.Hour,
+	}
+	change(&s)
+	must(e.rooms.Declare(ctx, event, s, waitingroom.DeclareOptions{}))
+}
+
+func (e roomCalls) setMode(ctx context.Context, event, mode string) {
+	must(e.rooms.Change(ctx, event, waitingroom.Changes{Mode: mode}))
+}
+
+// numbers returns the ticket numbers of the present, waiting users of an event, by user.
+func (e roomCalls) numbers(ctx context.Context, event string) map[string]int64 {
+	const page = 1000
+	out := map[string]int64{}
+	for last := int64(0); ; {
+		users := must(e.on.conn.Cmd.ZRangeByScoreWithScores(ctx, e.space.OfEvent(event).RoomWaiting(event),
+			&redis.ZRangeBy{Min: "(" + strconv.FormatInt(last, 10), Max: "+inf", Count: page}).Result())
+		for _, u := range users {
+			user, _ := u.Member.(string)
+			last = int64(u.Score)
+			out[user] = last
+		}
+		if len(users) < page {
+			return out
 		}
 	}
+}
+
+// forget closes an event and waits until its queue is empty, so that it costs nothing while other
+// parts are measured. Brokers delete the event.
+func (e roomCalls) forget(ctx context.Context, event string) {
+	retention, capacity := time.Duration(0), int64(0)
+	must(e.rooms.Change(ctx, event, waitingroom.Changes{
+		Mode: api.ModeClosed, Retention: &retention, Capacity: &capacity,
+	}))
+	check(e.on.await(ctx, "the end of event "+event, pollInterval, func() (left int, err error) {
+		s, err := e.rooms.Snapshot(ctx, e.space.OfEvent(event), event)
+		for _, one := range s.Events {
+			left += int(one.Waiting + one.Away)
+		}
+		return left, err
+	}))
 }

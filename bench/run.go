@@ -1,6 +1,7 @@
-package bench
+package main
 
 import (
+	"bufio"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -8,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,30 +17,31 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/bulkaction/bulkaction/bench/measure"
+	"github.com/bulkaction/bulkaction/client"
 	"github.com/bulkaction/bulkaction/internal/audit"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
-	"github.com/bulkaction/bulkaction/internal/process/journal"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/testkit/childproc"
 )
 
 // run is one measured run: a fleet, and the groups that were submitted to it.
 type run struct {
 	*fleet
-	publisher
-	options   Options
+	options   options
 	space     keyspace.Space
 	name      string // prefix of the ids of groups
 	overrides map[string]string
 	journals  string // folder of the processes' journals; "": they log nothing
+	apiURL    string // of startWithAPI
+	api       *client.API
 	// cleanupPrefix is set on a Redis that is not private: close deletes all keys with this prefix.
 	cleanupPrefix string
 	groups        []group // groups of submit
 
 	// set by experiment
 	ended []groupState // of groups, in this order
-	log   journal.Log
+	log   journalLog
 }
 
 // group is a group of jobs to be submitted. They are NOOP jobs, unless fields has another type.
@@ -53,79 +56,74 @@ type group struct {
 }
 
 const (
-	// noGlobalLimit is the setting that switches the global limit off, so that only the machine
-	// limits the speed.
+	// noGlobalLimit switches the global limit off, so that only the machine limits the speed.
 	noGlobalLimit = "BULKACTION_BACKPRESSURE_GLOBAL_RPS=0"
 	warmJobs      = 2000
 )
 
 func globalLimit(rps int) string { return "BULKACTION_BACKPRESSURE_GLOBAL_RPS=" + strconv.Itoa(rps) }
 
+// privatePrefix returns a prefix of keys that nothing uses yet, for a Redis that may hold other data.
+func privatePrefix() string {
+	return "bulk-action-bench-b" + strconv.FormatInt(time.Now().UnixNano(), 36) + ":"
+}
+
 // start starts a fleet with the environment variables env and those of o; the latter win. On a
 // Redis that is not private, its keys get a prefix of their own. It does not wait until the
 // processes are ready. It resets this process's peak of memory, so that peaks are those of this
 // run.
-func start(ctx context.Context, o Options, journals bool, env ...string) (_ *run, err error) {
+func start(ctx context.Context, o options, journals bool, env ...string) *run {
 	r := &run{options: o, name: "b" + strconv.FormatInt(time.Now().UnixNano(), 36)}
-	prefix, partitions := "bulk-action:", max(1, o.Partitions)
-	if o.RedisURL != "" { // other data may be there
-		r.cleanupPrefix = "bulk-action-bench-" + r.name + ":"
-		prefix = r.cleanupPrefix
+	prefix, partitions := "bulk-action:", max(1, o.partitions)
+	if o.redisURL != "" {
+		prefix = privatePrefix()
+		r.cleanupPrefix = prefix
 		env = append(env, "BULKACTION_KEY_PREFIX="+prefix)
 	}
 	if partitions > 1 {
 		env = append(env, "BULKACTION_PARTITIONS="+strconv.Itoa(partitions))
 	}
-	r.overrides = o.overrides(env...)
-	if r.space, err = keyspace.New(prefix, partitions); err != nil {
-		return nil, err
-	}
-	measure.ResetPeak()
-	if r.fleet, err = startRedis(ctx, o, 20); err != nil {
-		return nil, err
-	}
-	r.publisher = publisher{r.conn.Cmd, r.space.Ingest()}
-	if journals {
-		if r.journals, err = os.MkdirTemp("", "bulkaction-journals-"); err != nil {
-			return nil, errors.Join(fmt.Errorf("make a folder for journals: %w", err), r.fleet.close())
+	r.overrides, r.space = o.overrides(env...), must(keyspace.New(prefix, partitions))
+	_ = os.WriteFile("/proc/self/clear_refs", []byte("5"), 0) // where it fails, peaks include earlier runs
+	r.fleet = startRedis(ctx, o)
+	check(attempt("", func() {
+		if journals {
+			r.journals = must(os.MkdirTemp("", "bulkaction-journals-"))
 		}
-	}
-	if err := r.startRoles(o, r.overrides, r.journals); err != nil {
-		r.close()
-		return nil, err
-	}
-	return r, nil
+		r.startRoles(o, r.overrides, r.journals)
+	}, r.close))
+	return r
+}
+
+// startWithAPI is like start, and waits until the API answers.
+func startWithAPI(ctx context.Context, o options, journals bool, api []client.Option, env ...string) *run {
+	addr := childproc.FreeAddr()
+	r := start(ctx, o, journals, append(env, "BULKACTION_API_ADDR="+addr)...)
+	r.apiURL, r.api = "http://"+addr, client.NewAPI("http://"+addr, api...)
+	check(attempt("", func() { check(r.awaitHTTP(ctx, r.apiURL+"/v1/stats")) }, r.close))
+	return r
 }
 
 // close stops the processes, and the private Redis if there is one. It deletes the journals and, on
 // a Redis that is not private, the keys of the run.
 func (r *run) close() {
-	_ = r.stop() // the figures are computed, or an error was returned
+	_ = r.stop() // see fleet.close
 	if r.cleanupPrefix != "" {
 		_ = r.removeKeys(context.Background(), r.cleanupPrefix)
 	}
-	_ = r.fleet.close()
-	if r.journals != "" {
-		_ = os.RemoveAll(r.journals)
-	}
+	r.fleet.close()
+	_ = os.RemoveAll(r.journals) // of "", nothing
 }
 
 // perMessage is the largest number of jobs that one message to the ingest stream gets, unless an
 // experiment says otherwise.
 const perMessage = 500
 
-// pipeMessages and pipeBytes bound a pipeline: it is sent as soon as it has this number of messages
-// or bytes.
+// A pipeline is sent as soon as it has this number of messages or bytes.
 const (
 	pipeMessages = 500
 	pipeBytes    = 2 << 20
 )
-
-// publisher publishes groups and their jobs to the ingest stream.
-type publisher struct {
-	cmd    redis.UniversalClient
-	ingest string // name of the stream
-}
 
 // pipeline collects messages to the ingest stream and sends many of them in one round trip.
 type pipeline struct {
@@ -134,8 +132,8 @@ type pipeline struct {
 	bytes  int
 }
 
-func (p publisher) pipeline() *pipeline {
-	return &pipeline{Pipeliner: p.cmd.Pipeline(), stream: p.ingest}
+func (r *run) pipeline() *pipeline {
+	return &pipeline{Pipeliner: r.conn.Cmd.Pipeline(), stream: r.space.Ingest()}
 }
 
 // add adds a message to the pipeline, and sends the pipeline if it is full. The caller may not
@@ -190,7 +188,7 @@ func (g group) appendJobs(b []byte, from, n int) []byte {
 	return append(b, ']')
 }
 
-// submit publishes groups to the ingest stream. [Options.experiment] waits for their end later. A
+// submit publishes groups to the ingest stream. [options.experiment] waits for their end later. A
 // small group is one message. A large one is published without jobs; messages with its jobs follow,
 // taking turns with other large groups. submit does not wait until ingest has read the messages.
 func (r *run) submit(ctx context.Context, groups ...group) error {
@@ -204,8 +202,8 @@ func (r *run) submit(ctx context.Context, groups ...group) error {
 
 // create publishes groups to the ingest stream. A group of at most `inline` jobs is published with
 // its jobs, a larger one without. Ingest seals a group as soon as it has g.jobs jobs.
-func (p publisher) create(ctx context.Context, groups []group, inline int) error {
-	pipe, sent := p.pipeline(), 0
+func (r *run) create(ctx context.Context, groups []group, inline int) error {
+	pipe, sent := r.pipeline(), 0
 	for _, g := range groups {
 		fields := map[string]any{"total": g.jobs}
 		if g.jobs <= inline {
@@ -213,10 +211,10 @@ func (p publisher) create(ctx context.Context, groups []group, inline int) error
 			sent += g.jobs
 		}
 		data, err := g.submission(fields)
-		if err != nil {
-			return err
+		if err == nil {
+			err = pipe.add(ctx, "group.submit", data)
 		}
-		if err := pipe.add(ctx, "group.submit", data); err != nil {
+		if err != nil {
 			return err
 		}
 	}
@@ -226,8 +224,8 @@ func (p publisher) create(ctx context.Context, groups []group, inline int) error
 // fill publishes the jobs of groups that create has published without jobs: one message of up to
 // batch jobs for each group in turn. It reuses its buffers, so that the load generator uses little
 // CPU on the machine that it measures.
-func (p publisher) fill(ctx context.Context, groups []group, batch int) error {
-	pipe, sent := p.pipeline(), 0
+func (r *run) fill(ctx context.Context, groups []group, batch int) error {
+	pipe, sent := r.pipeline(), 0
 	var buffers [pipeMessages][]byte // one for each message of the pipeline
 	left := make([]int, len(groups))
 	for i, g := range groups {
@@ -253,6 +251,17 @@ func (p publisher) fill(ctx context.Context, groups []group, batch int) error {
 	return pipe.flush(ctx)
 }
 
+// publishSingle publishes a group with all of its jobs in one message. from is the index of its
+// first job in the load.
+func (r *run) publishSingle(ctx context.Context, g group, from int) error {
+	data, err := g.complete(from)
+	if err != nil {
+		return err
+	}
+	pipe := r.pipeline()
+	return errors.Join(pipe.add(ctx, "group.submit", data), pipe.flush(ctx))
+}
+
 // appendMessage appends to b the JSON of a message that adds n jobs to the group. from is the index
 // of the first one in the load.
 func (g group) appendMessage(b []byte, from, n int) []byte {
@@ -276,6 +285,21 @@ func sleeping(ms int) func(int) []byte {
 	return func(int) []byte { return job }
 }
 
+// failOnce are payload fields with which a NOOP job fails once and is retried.
+const failOnce = `"fail":"retry","fail_times":1,`
+
+// failingJobs returns a function for group.job. The given percentage of its jobs, spread evenly,
+// fails once and is retried.
+func failingJobs(payload int, percent float64) func(int) []byte {
+	normal, failing := encodeJob(payload, ""), encodeJob(payload, failOnce)
+	return func(i int) []byte {
+		if int(float64(i+1)*percent/100) > int(float64(i)*percent/100) {
+			return failing
+		}
+		return normal
+	}
+}
+
 // divideJobs returns groups, not submitted yet, among which the jobs are divided evenly. Each
 // tenant has `each` groups; tenants take turns in the list.
 func divideJobs(name string, jobs, tenants, each int, job func(int) []byte) []group {
@@ -295,8 +319,10 @@ type delayedGroup struct {
 	group
 }
 
-// submitWhenDue submits each group when its time, counted from the call, has come. It returns after
-// it has submitted the last one. groups are ordered by time.
+func byTime(a, b delayedGroup) int { return cmp.Compare(a.after, b.after) }
+
+// submitWhenDue submits each group when its time, counted from the call, has come. groups are
+// ordered by time.
 func (r *run) submitWhenDue(ctx context.Context, groups []delayedGroup) error {
 	began := time.Now()
 	for _, g := range groups {
@@ -313,50 +339,34 @@ func (r *run) submitWhenDue(ctx context.Context, groups []delayedGroup) error {
 // experiment measures one load. It starts a fleet whose processes keep journals, with the
 // environment variables env, and calls load, which submits groups. It waits until all groups are
 // COMPLETED, runs a full audit, stops the processes and reads the journals. It returns the ended
-// run. part names the progress. It is an error if the audit finds a violation or no start was
-// logged.
-func (o *Options) experiment(
-	ctx context.Context, part string, load func(*run) error, env ...string,
-) (_ *run, err error) {
-	r, err := start(ctx, *o, true, env...)
-	if err != nil {
-		return nil, err
-	}
+// run. part names the progress. It fails if the audit finds a violation or no start was logged.
+func (o *options) experiment(ctx context.Context, part string, load func(*run), env ...string) *run {
+	r := start(ctx, *o, true, env...)
 	defer r.close()
-	if err := load(r); err != nil {
-		return nil, err
-	}
-	if r.ended, err = r.awaitDone(ctx, part, r.groups); err != nil {
-		return nil, err
-	}
-	report, err := audit.Run(ctx, r.conn, r.space, audit.Options{})
-	if err != nil {
-		return nil, err
-	}
+	load(r)
+	r.ended = must(r.awaitDone(ctx, part, r.groups))
+	report := must(audit.Run(ctx, r.conn, r.space, audit.Options{}))
 	if !report.OK {
 		v := report.Violations[0]
-		return nil, fmt.Errorf("audit after the run: %d violations, first law %s, group %q: %s",
+		failf("audit after the run: %d violations, first law %s, group %q: %s",
 			len(report.Violations), v.Law, v.Group, v.Detail)
 	}
-	return r, r.readJournals()
+	r.readJournals()
+	return r
 }
 
 // readJournals stops the processes and reads their journals.
-func (r *run) readJournals() (err error) {
-	if err = r.stop(); err != nil {
-		return err
+func (r *run) readJournals() {
+	check(r.stop())
+	if r.log = readJournals(r.journals); len(r.log.starts) == 0 {
+		check(errNoStarts)
 	}
-	if r.log, err = journal.Read(r.journals); err == nil && len(r.log.Starts) == 0 {
-		err = errNoStarts
-	}
-	return err
 }
 
-var errNoStarts = errors.New("the processes logged no starts: they are of another version than this program")
-
-// errNoPermits means that no process logged a permit to its journal, so that no figure can be
-// computed.
-var errNoPermits = errors.New("the processes logged no permits: they are of another version than this program")
+var (
+	errNoStarts  = errors.New("the processes logged no starts: they are of another version than this program")
+	errNoPermits = errors.New("the processes logged no permits: they are of another version than this program")
+)
 
 // setTenant changes the settings of a tenant.
 func (r *run) setTenant(ctx context.Context, tenant string, settings ledger.TenantSettings) error {
@@ -368,12 +378,9 @@ func (r *run) setTenant(ctx context.Context, tenant string, settings ledger.Tena
 
 // limitRule returns the global limit of this run's fleet, with the fleet's limiter and window, for
 // rps permits a second.
-func (r *run) limitRule(rps int) (limitRule, error) {
-	window, err := time.ParseDuration(cmp.Or(r.overrides["BULKACTION_BACKPRESSURE_RATE_LIMIT_WINDOW"], "1s"))
-	if err != nil {
-		return limitRule{}, fmt.Errorf("read the window: %w", err)
-	}
-	return newLimitRule(cmp.Or(r.overrides["BULKACTION_BACKPRESSURE_LIMITER"], "fixed"), rps, window), nil
+func (r *run) limitRule(rps int) limitRule {
+	window := must(time.ParseDuration(cmp.Or(r.overrides["BULKACTION_BACKPRESSURE_RATE_LIMIT_WINDOW"], "1s")))
+	return newLimitRule(cmp.Or(r.overrides["BULKACTION_BACKPRESSURE_LIMITER"], "fixed"), rps, window)
 }
 
 // workerSlots returns the number of slots that one worker process of this run has.
@@ -387,8 +394,11 @@ func (r *run) workerSlots() int {
 // makespan returns the seconds from the acceptance of the first group to the end of the last job.
 func makespan(groups []groupState) float64 {
 	first := slices.MinFunc(groups, func(a, b groupState) int { return a.Created.Compare(b.Created) })
-	last := slices.MaxFunc(groups, func(a, b groupState) int { return a.JobsEnded.Compare(b.JobsEnded) })
-	return last.JobsEnded.Sub(first.Created).Seconds()
+	return lastEnded(groups).JobsEnded.Sub(first.Created).Seconds()
+}
+
+func lastEnded(groups []groupState) groupState {
+	return slices.MaxFunc(groups, func(a, b groupState) int { return a.JobsEnded.Compare(b.JobsEnded) })
 }
 
 // sumThrottles returns the number of throttles of all groups.
@@ -397,4 +407,75 @@ func sumThrottles(groups []groupState) (n int64) {
 		n += g.Throttles
 	}
 	return n
+}
+
+// permitEvent is a line of a journal: the permits that one script call spent for one tenant.
+type permitEvent struct {
+	at     int64  // time of Redis, µs
+	by     string // admit or promote
+	tenant string
+	n      int64 // number of permits
+}
+
+// startEvent is a line about the start of a job.
+type startEvent struct {
+	at    int64 // time of Redis, µs
+	group string
+}
+
+// journalLog is the content of the journals that `bulkaction role NAME --journal` wrote. Each list
+// is ordered by time.
+type journalLog struct {
+	permits []permitEvent
+	starts  []startEvent
+}
+
+// readJournals reads the journals of all processes in the folder dir. A line is
+// P, time, partition, type, tenant, by, permits or S, time, partition, type, tenant, group,
+// ordinal, attempt.
+func readJournals(dir string) (log journalLog) {
+	names := map[string]string{} // one copy of each name, so that the log does not keep whole lines in memory
+	for _, file := range must(filepath.Glob(filepath.Join(dir, "*.journal.tsv"))) {
+		f := must(os.Open(file))
+		defer f.Close() //nolint:errcheck // it was only read
+		lines := bufio.NewScanner(f)
+		for lines.Scan() {
+			check(attempt("journal "+file, func() { log.add(strings.Split(lines.Text(), "\t"), names) }))
+		}
+		check(lines.Err())
+	}
+	slices.SortStableFunc(log.permits, func(a, b permitEvent) int { return cmp.Compare(a.at, b.at) })
+	slices.SortStableFunc(log.starts, func(a, b startEvent) int { return cmp.Compare(a.at, b.at) })
+	return log
+}
+
+// add adds the line with the fields v.
+func (l *journalLog) add(v []string, names map[string]string) {
+	number := func(i int) int64 { return must(strconv.ParseInt(v[i], 10, 64)) }
+	text := func(i int) string {
+		if _, known := names[v[i]]; !known {
+			names[strings.Clone(v[i])] = strings.Clone(v[i])
+		}
+		return names[v[i]]
+	}
+	switch {
+	case v[0] == "P" && len(v) == 7:
+		l.permits = append(l.permits, permitEvent{at: number(1), tenant: text(4), by: text(5), n: number(6)})
+	case v[0] == "S" && len(v) == 8:
+		l.starts = append(l.starts, startEvent{at: number(1), group: text(5)})
+	default:
+		failf("neither a permit nor a start: %q", v)
+	}
+}
+
+// firstStarts returns, by group id, the time at which the first job of the group started, in µs by
+// Redis's clock.
+func (l journalLog) firstStarts() map[string]int64 {
+	started := map[string]int64{}
+	for _, s := range l.starts {
+		if _, again := started[s.group]; !again {
+			started[s.group] = s.at
+		}
+	}
+	return started
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/jobs/attempt"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/process/app"
+	"github.com/bulkaction/bulkaction/internal/process/builtin"
 	"github.com/bulkaction/bulkaction/processor"
 	"github.com/bulkaction/bulkaction/run"
 )
@@ -36,7 +37,7 @@ type Outcome struct {
 // end of its context. Its panic is logged.
 func Attempt(t testing.TB, c run.Config, p processor.Processor, job processor.Job) Outcome {
 	t.Helper()
-	cfg, err := app.LoadSettings(c.Settings)
+	cfg, err := app.LoadSettings(c.Settings, new(builtin.Config))
 	if err != nil {
 		t.Fatalf("bulktest: %v", err)
 	}

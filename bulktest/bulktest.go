@@ -29,8 +29,20 @@
 package bulktest
 
 import (
+	"context"
 	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bulkaction/bulkaction/processor"
+	"github.com/bulkaction/bulkaction/run"
 )
 
 // JSON encodes a value as JSON, for payloads and results. If that is impossible, the test fails.
@@ -41,4 +53,113 @@ func JSON(t testing.TB, v any) json.RawMessage {
 		t.Fatalf("bulktest: encode %T: %v", v, err)
 	}
 	return b
+}
+
+// standstill is how long (in real time) a bubble's clock may stand still. The test fails when it
+// has stood still for that long, at the latest after twice that time.
+const standstill = 30 * time.Second
+
+// Run runs an installation with these processors, and calls the function test with it in a bubble
+// of testing/synctest (see "The clock" above). c is as for run.NewAll, but has no RedisURL, and no
+// setting REDIS_URL or ADMIN_ADDR. With c.Logger nil, warnings go to the test's log. The
+// installation ends with the test.
+//
+// The test fails, and says which processors run and where, if a processor has not returned when the
+// roles have stopped, or if the clock stands still for 30 seconds of real time because a goroutine
+// works without end or waits for something outside of the bubble.
+//
+// It takes a *testing.T because synctest.Test does. test must not call t.Run, t.Parallel or
+// t.Deadline of its argument; the caller may call t.Parallel before.
+func Run(t *testing.T, c run.Config, procs []processor.Processor, test func(t *testing.T, s *System)) {
+	t.Helper()
+	runBubble(t, c, procs, test, standstill)
+}
+
+func runBubble(
+	t *testing.T, c run.Config, procs []processor.Processor, test func(t *testing.T, s *System), limit time.Duration,
+) {
+	t.Helper()
+	if c.RedisURL != "" || c.Settings["REDIS_URL"] != "" || c.Settings["ADMIN_ADDR"] != "" {
+		t.Fatal("bulktest: RedisURL, REDIS_URL and ADMIN_ADDR must not be set: the embedded Redis is used, " +
+			"and the network stops the clock")
+	}
+	initResolver()
+	w := &watchdog{calls: newCalls(), output: &output{w: t.Output()}}
+	ended := make(chan any, 1) // receives the value of a panic
+	go func() {
+		defer func() { ended <- recover() }()
+		synctest.Test(t, func(t *testing.T) {
+			w.tick(t)
+			test(t, startSystem(t, c, procs, w))
+		})
+	}()
+	for last, done := int64(-1), false; !done; {
+		select {
+		case r := <-ended:
+			done = true
+			switch message := fmt.Sprint(r); {
+			case r == nil:
+			case !strings.HasPrefix(message, "deadlock: "):
+				panic(r)
+			case !t.Failed(): // otherwise close has said which processors are left
+				t.Errorf("bulktest: the test has ended, but goroutines that it started have not: %s", message)
+			}
+		case <-time.After(limit):
+			now := w.activity.Load()
+			if now == last {
+				w.output.closed.Store(true)
+				t.Fatalf("bulktest: the clock has stood still for %s: a goroutine works without end, or waits for "+
+					"something outside of the bubble, such as the network. %s", limit, w.calls.report())
+			}
+			last = now
+		}
+	}
+	if t.Failed() {
+		t.FailNow()
+	}
+}
+
+// initResolver makes package net read the configuration of DNS. It does that at the first lookup of
+// a name, and creates a channel for it. In a bubble the channel would belong to the bubble, and a
+// lookup in another one would end the program.
+var initResolver = sync.OnceFunc(func() { _, _ = net.DefaultResolver.LookupHost(context.Background(), "localhost") })
+
+// watchdog sees whether a bubble goes on.
+type watchdog struct {
+	calls    *calls
+	output   *output
+	activity atomic.Int64 // grows with the bubble's clock, and with each reply of Redis
+}
+
+// tick starts a goroutine that tells the watchdog every 5 s of the bubble's time that the clock
+// still advances, until the test ends.
+func (w *watchdog) tick(t *testing.T) {
+	ctx := t.Context()
+	go func() {
+		ticker := time.NewTicker(5 * time.Second)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-ticker.C:
+				w.activity.Add(1)
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+}
+
+// output is a writer to the log of a test, which drops what comes after the end of the test: a
+// write to the log would be a panic then. Goroutines of a test that failed because its clock stands
+// still may run on.
+type output struct {
+	w      io.Writer
+	closed atomic.Bool
+}
+
+func (o *output) Write(b []byte) (int, error) {
+	if o.closed.Load() {
+		return len(b), nil
+	}
+	return o.w.Write(b)
 }

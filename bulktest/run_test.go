@@ -14,6 +14,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/bulktest"
@@ -249,3 +250,5 @@ func TestMiddleware(t *testing.T) {
 	})
 	require.Equal(t, json.RawMessage("2"), bulktest.Attempt(t, c, proc, processor.Job{Payload: bulktest.JSON(t, 1)}).Result)
 }
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -7,14 +7,12 @@ package client
 import (
 	"context"
 	"crypto/tls"
-	"iter"
 	"net/http"
 	"net/url"
-	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
-	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client/internal/submission"
 )
 
@@ -26,11 +24,18 @@ import (
 // [WithRetry]). While no server has ever answered at the address, a call that can't connect fails
 // at once. Submissions and appends may be repeated because each carries an idempotency key.
 type API struct {
-	*transport
-	jobsAPI
-	operatorAPI
-	guardAPI
-	roomAPI
+	base           string
+	key            string // API key, "" for none
+	unary          *http.Client
+	stream         *http.Client
+	attempts       int
+	maxWait        time.Duration
+	silenceTimeout time.Duration // a stream of events that is silent for so long counts as broken
+	outageTimeout  time.Duration // for how long a broken stream of events is resumed
+	// notice is called before each wait; nil: nothing is.
+	notice   func(err error, wait time.Duration, left int)
+	sleep    func(context.Context, time.Duration) error
+	answered atomic.Bool // some server has answered at base
 }
 
 // Option changes a setting of an API from its default.
@@ -88,7 +93,7 @@ const callTimeout = time.Minute // timeout of one attempt of a call; of a stream
 // NewAPI returns a client of the API at baseURL, such as http://127.0.0.1:8080. It opens no
 // connection yet.
 func NewAPI(baseURL string, opts ...Option) *API {
-	shared := &transport{
+	a := &API{
 		base:           strings.TrimRight(baseURL, "/"),
 		attempts:       4,
 		maxWait:        30 * time.Second,
@@ -96,16 +101,12 @@ func NewAPI(baseURL string, opts ...Option) *API {
 		outageTimeout:  time.Minute,
 		sleep:          sleep,
 	}
-	a := &API{
-		transport: shared, jobsAPI: jobsAPI{shared}, operatorAPI: operatorAPI{shared}, guardAPI: guardAPI{shared},
-		roomAPI: roomAPI{shared},
-	}
 	WithHTTPClient(&http.Client{Transport: newTransport()})(a)
 	for _, o := range opts {
 		o(a)
 	}
-	if shared.key != "" {
-		shared.sendKey()
+	if a.key != "" {
+		a.sendKey()
 	}
 	return a
 }
@@ -163,85 +164,49 @@ func optionsOf(opts []CallOption) callOptions {
 	return o
 }
 
-// Submit creates a group with its jobs, if any. The request may have up to 32 MiB; add more jobs
-// with Append.
-func (a *API) Submit(ctx context.Context, g Submission, opts ...CallOption) (api.Accepted, error) {
-	body, err := submission.Encode(g)
+// WithAPIKey makes the API send key with each request, as Authorization: Bearer. The key is sent to
+// the scheme, host and port of the base URL only: a request that is redirected elsewhere goes there
+// without it. The key appears in no error.
+func WithAPIKey(key string) Option {
+	return func(a *API) { a.key = key }
+}
+
+// keySender is an http.RoundTripper that adds the API key. The http.Client that uses it never sees
+// the key, so it can't send the key to the target of a redirect, as net/http does for another port
+// of the same host and from https to http.
+type keySender struct {
+	next   http.RoundTripper // nil: http.DefaultTransport
+	origin string
+	key    string
+}
+
+func (k keySender) RoundTrip(r *http.Request) (*http.Response, error) {
+	if originOf(r.URL) == k.origin {
+		r = r.Clone(r.Context()) // a RoundTripper must not change its request
+		r.Header.Set("Authorization", "Bearer "+k.key)
+	}
+	if k.next == nil {
+		return http.DefaultTransport.RoundTrip(r)
+	}
+	return k.next.RoundTrip(r)
+}
+
+// originOf returns the scheme, host and port of a URL.
+func originOf(u *url.URL) string {
+	scheme, port := strings.ToLower(u.Scheme), u.Port()
+	if port == "" {
+		port = map[string]string{"http": "80", "https": "443"}[scheme]
+	}
+	return scheme + "://" + strings.ToLower(u.Hostname()) + ":" + port
+}
+
+// sendKey makes both clients send the key.
+func (a *API) sendKey() {
+	base, err := url.Parse(a.base)
 	if err != nil {
-		return api.Accepted{}, err
+		return // checkBase makes each call fail
 	}
-	return a.SubmitJSON(ctx, body, opts...)
-}
-
-// SubmitJSON creates a group from a complete request body of POST /v1/groups.
-func (a *API) SubmitJSON(ctx context.Context, body []byte, opts ...CallOption) (api.Accepted, error) {
-	header := http.Header{}
-	header.Set(headerIdempotency, optionsOf(opts).key)
-	return doJSON[api.Accepted](ctx, a.transport, apiCall{
-		action: "submit group",
-		method: http.MethodPost,
-		path:   "/v1/groups",
-		header: header,
-		body:   body,
-	})
-}
-
-// Seal tells the server that no more jobs come to the group. With total, the group takes jobs until
-// it has total jobs.
-func (a *API) Seal(ctx context.Context, group string, total *int64) (api.Accepted, error) {
-	c := command("seal", group)
-	if total != nil {
-		c.body = []byte(`{"total":` + strconv.FormatInt(*total, 10) + `}`)
+	for _, c := range []*http.Client{a.unary, a.stream} {
+		c.Transport = keySender{next: c.Transport, origin: originOf(base), key: a.key}
 	}
-	return doJSON[api.Accepted](ctx, a.transport, c)
-}
-
-// Cancel ends the group at once: none of its jobs starts any more, and all unfinished ones, also
-// those in flight, become cancelled.
-func (a *API) Cancel(ctx context.Context, group string) (api.Accepted, error) {
-	return doJSON[api.Accepted](ctx, a.transport, command("cancel", group))
-}
-
-// Retry opens the next round of an ended group, with its failed jobs only. The client repeats the
-// call only after status 429. When it is unknown whether an attempt had its effect, Retry returns
-// the error: a second attempt could open two rounds.
-func (a *API) Retry(ctx context.Context, group string) (api.Accepted, error) {
-	return a.RetryChosen(ctx, group, api.RetryChoice{})
-}
-
-// Pause stops the group: none of its jobs starts any more, and its running jobs finish.
-func (a *API) Pause(ctx context.Context, group string) (api.Accepted, error) {
-	return doJSON[api.Accepted](ctx, a.transport, command("pause", group))
-}
-
-// Resume undoes Pause.
-func (a *API) Resume(ctx context.Context, group string) (api.Accepted, error) {
-	return doJSON[api.Accepted](ctx, a.transport, command("resume", group))
-}
-
-func command(verb, group string) apiCall {
-	return callOn(verb, http.MethodPost, "group", group, "/"+verb)
-}
-
-// Group returns the group's current state.
-func (a *API) Group(ctx context.Context, group string) (api.Group, error) {
-	return doJSON[api.Group](ctx, a.transport, callOn("get", http.MethodGet, "group", group, ""))
-}
-
-// Why says what the group's next job waits for. Job says it for any job of the group.
-func (a *API) Why(ctx context.Context, group string) (api.Why, error) {
-	return doJSON[api.Why](ctx, a.transport, callOn("explain", http.MethodGet, "group", group, "/why"))
-}
-
-// Results iterates over the results of the group's reduced jobs, in the order in which they were
-// reduced. Jobs that are done but not reduced yet are left out. An error ends the iteration; a
-// stream that breaks off is an error too.
-func (a *API) Results(ctx context.Context, group string) iter.Seq2[api.Result, error] {
-	return streamLines[api.Result](ctx, a.transport, group, "results")
-}
-
-// Failures iterates over the group's failed jobs, each once and in no order. An error ends the
-// iteration; a stream that breaks off is an error too.
-func (a *API) Failures(ctx context.Context, group string) iter.Seq2[api.Failure, error] {
-	return streamLines[api.Failure](ctx, a.transport, group, "failures")
 }

@@ -92,7 +92,7 @@ func interruptible(ctx context.Context, r io.Reader) (in io.Reader, stop func())
 
 // upload sends the records of one append call to the server, in parts of one request each.
 type upload struct {
-	api         *transport
+	api         *API
 	call        apiCall // of each part, without its header and body
 	contentType string
 	key         string
@@ -108,20 +108,20 @@ type upload struct {
 
 var contentTypes = map[records.Format]string{records.NDJSON: "application/x-ndjson", records.CSV: "text/csv"}
 
-func (t *transport) newUpload(group string, format records.Format, opts []CallOption) (*upload, error) {
+func (a *API) newUpload(group string, format records.Format, opts []CallOption) (*upload, error) {
 	c := callOn("append to", http.MethodPost, "group", group, "/jobs")
 	o := optionsOf(opts)
 	if format == records.CSV && len(o.table) > 0 {
 		c.query = o.table
 		o.key += "?" + o.table.Encode() // read in another way, the same rows are other jobs
 	}
-	return &upload{api: t, call: c, contentType: contentTypes[format], key: o.key}, c.invalid
+	return &upload{api: a, call: c, contentType: contentTypes[format], key: o.key}, c.invalid
 }
 
-func (t *transport) appendRecords(
+func (a *API) appendRecords(
 	ctx context.Context, group string, r io.Reader, format records.Format, opts []CallOption,
 ) (api.Appended, error) {
-	u, err := t.newUpload(group, format, opts)
+	u, err := a.newUpload(group, format, opts)
 	if err != nil {
 		return api.Appended{}, err
 	}

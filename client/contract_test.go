@@ -2,12 +2,10 @@ package client_test
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -15,84 +13,37 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
-	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/testkit/apitest"
 	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
 
-// memoryBackend is a fake backend behind the handlers of the real HTTP API. So its tests show that
+// endsWhenSealed is a backend whose groups are completed when they are sealed, and in which each job
+// has its payload as its result. The tests use the handlers of the real HTTP API: they show that
 // client and server understand each other, which tests with a fake server can't show.
-type memoryBackend struct {
-	httpapi.Backend // nil: methods that are not defined here are not called
+type endsWhenSealed struct{ *apitest.Backend }
 
-	mu          sync.Mutex
-	group       api.Group
-	jobs        []messages.Job
-	requests    map[string]bool
-	busyAtBatch int // number of the batch before which the backend is busy, once
-}
-
-func (m *memoryBackend) Submit(_ context.Context, g *messages.SubmitGroup, _ httpapi.SubmitOptions) (api.Accepted, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.group = api.Group{ID: g.ID, Tenant: g.Tenant, Type: g.Type, Status: api.StatusCreated, Round: 1, Timestamps: map[string]time.Time{"created": time.Now()}}
-	return api.Accepted{ID: g.ID, Status: m.group.Status}, nil
-}
-
-func (m *memoryBackend) Append(_ context.Context, _ string, jobs []messages.Job, opt httpapi.AppendOptions) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.requests[opt.RequestID] {
+func newEndsWhenSealed() endsWhenSealed {
+	b := endsWhenSealed{apitest.NewBackend()}
+	b.OnResults = func(yield func([]byte) error) error {
+		for i, payload := range b.Payloads("g") {
+			if err := yield(fmt.Appendf(nil, `{"ordinal":%d,"attempts":1,"data":%s}`, i, payload)); err != nil {
+				return err
+			}
+		}
 		return nil
 	}
-	if m.busyAtBatch > 0 && len(m.requests) == m.busyAtBatch {
-		m.busyAtBatch = 0
-		return &api.BackpressureError{RetryAfter: time.Second, Reason: "the backlog"}
-	}
-	if m.group.Sealed {
-		return fmt.Errorf("append: %w", api.ErrSealed)
-	}
-	m.requests[opt.RequestID] = true
-	m.jobs = append(m.jobs, jobs...)
-	m.group.Counts.Accepted += int64(len(jobs))
-	return nil
+	return b
 }
 
-func (m *memoryBackend) Seal(context.Context, string, *int64) (api.Accepted, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.group.Sealed, m.group.Status, m.group.Counts.Done = true, api.StatusCompleted, m.group.Counts.Accepted
-	stamps := map[string]time.Time{}
-	for _, s := range []string{"created", "dispatched", "running", "aggregating", "completed"} {
-		stamps[s] = time.Now()
+func (b endsWhenSealed) Seal(ctx context.Context, id string, total *int64) (api.Accepted, error) {
+	b.Mu.Lock()
+	g := b.ByID[id]
+	g.View.Status = api.StatusCompleted
+	for _, s := range []string{"dispatched", "running", "aggregating", "completed"} {
+		g.View.Timestamps[s] = time.Now()
 	}
-	m.group.Timestamps = stamps
-	return api.Accepted{ID: m.group.ID, Status: m.group.Status}, nil
-}
-
-func (m *memoryBackend) Group(context.Context, string) (api.Group, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.group, nil
-}
-
-func (m *memoryBackend) GroupSummary(ctx context.Context, id string, _ int64) (api.Group, bool, error) {
-	g, err := m.Group(ctx, id)
-	return g, true, err
-}
-
-func (m *memoryBackend) Results(_ context.Context, _ string, yield func([]byte) error) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for i, j := range m.jobs {
-		line, err := json.Marshal(api.Result{Ordinal: int64(i), Attempts: 1, Data: j.Payload})
-		if err != nil {
-			return err
-		}
-		if err := yield(line); err != nil {
-			return err
-		}
-	}
-	return nil
+	b.Mu.Unlock()
+	return b.Backend.Seal(ctx, id, total)
 }
 
 func TestClientAndServerAgree(t *testing.T) {
@@ -118,7 +69,13 @@ func TestClientAndServerAgree(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			m := &memoryBackend{requests: map[string]bool{}, busyAtBatch: 13}
+			m := newEndsWhenSealed()
+			m.OnAppend = func(call int) error {
+				if call == 13 {
+					return &api.BackpressureError{RetryAfter: time.Second, Reason: "the backlog"}
+				}
+				return nil
+			}
 			a, _ := serve(t, httpapi.New(httpapi.Options{Backend: m}))
 			accepted, err := a.Submit(t.Context(), client.Submission{ID: "g", Tenant: "acme", Type: "NOOP"})
 			require.NoError(t, err)
@@ -127,7 +84,7 @@ func TestClientAndServerAgree(t *testing.T) {
 			got, err := c.append(a, t.Context(), "g")
 			require.NoError(t, err)
 			require.EqualValues(t, c.jobs, got.Accepted)
-			require.Len(t, m.jobs, c.jobs, "each job is stored once although the server was busy once")
+			require.Len(t, m.Payloads("g"), c.jobs, "each job is stored once although the server was busy once")
 			var bad []int64
 			for _, l := range got.Rejected {
 				bad = append(bad, l.Line)
@@ -171,7 +128,7 @@ func TestClientAndServerAgree(t *testing.T) {
 		})
 	}
 	t.Run("problems", func(t *testing.T) {
-		a, _ := serve(t, httpapi.New(httpapi.Options{Backend: &memoryBackend{}}))
+		a, _ := serve(t, httpapi.New(httpapi.Options{Backend: newEndsWhenSealed()}))
 		_, err := a.Submit(t.Context(), client.Submission{Tenant: "a/b", Type: "x y"})
 		require.EqualError(t, err, "submit group: 422 Unprocessable Entity: tenant: must match ^[A-Za-z0-9._-]{1,128}$ (except . and ..); type: must match ^[A-Za-z0-9._-]{1,128}$ (except . and ..)")
 		_, err = a.AppendCSV(t.Context(), "g", strings.NewReader(""))

@@ -1,6 +1,8 @@
 package client
 
 import (
+	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -8,6 +10,8 @@ import (
 	"io"
 	"iter"
 	"net/http"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
@@ -26,7 +30,7 @@ func (a *API) Events(ctx context.Context, group, after string) iter.Seq2[api.Eve
 	return func(yield func(api.Event, error) bool) {
 		c := callOn("follow", http.MethodGet, "group", group, "/events")
 		c.stream = true
-		f := follower{transport: a.transport, call: c, lastEventID: after, lastReadAt: time.Now()}
+		f := follower{api: a, call: c, lastEventID: after, lastReadAt: time.Now()}
 		for failed := 0; ; failed++ {
 			err := f.read(ctx, func(e api.Event) bool { return yield(e, nil) })
 			if errors.Is(err, errEndOfEvents) {
@@ -84,7 +88,7 @@ var (
 
 // follower reads the events of a group for one caller, over any number of connections.
 type follower struct {
-	transport   *transport
+	api         *API
 	call        apiCall       // makes a connection; its header is set for each
 	lastEventID string        // id of the last event that the caller got
 	lastReadAt  time.Time     // when a connection last succeeded or brought a byte
@@ -99,9 +103,9 @@ func (f *follower) resumable(err error) bool {
 	if err == nil {
 		return true
 	}
-	// transport.do has retried the first connection already.
+	// API.do has retried the first connection already.
 	return f.connected && f.call.mayRepeat(err) && !errors.Is(err, errFormat) &&
-		time.Since(f.lastReadAt) < f.transport.outageTimeout
+		time.Since(f.lastReadAt) < f.api.outageTimeout
 }
 
 // read yields the events of one connection. It returns errEndOfEvents after the last event of the
@@ -116,20 +120,20 @@ func (f *follower) read(ctx context.Context, yield func(api.Event) bool) error {
 	if f.lastEventID != "" {
 		f.call.header.Set("Last-Event-ID", f.lastEventID)
 	}
-	resp, err := f.transport.do(ctx, f.call)
+	resp, err := f.api.do(ctx, f.call)
 	if err != nil {
 		return err
 	}
 	defer resp.Body.Close()
 	f.connected, f.lastReadAt = true, time.Now()
-	watchdog := time.AfterFunc(f.transport.silenceTimeout, func() { cancel(errSilent) })
+	watchdog := time.AfterFunc(f.api.silenceTimeout, func() { cancel(errSilent) })
 	defer watchdog.Stop()
 
 	if resp.StatusCode == http.StatusNoContent {
 		return errEndOfEvents // the round ended with the event after which we asked to continue
 	}
 	messages := newMessageReader(activityReader{resp.Body, func() {
-		watchdog.Reset(f.transport.silenceTimeout)
+		watchdog.Reset(f.api.silenceTimeout)
 		f.received, f.lastReadAt = true, time.Now()
 	}})
 	for {
@@ -185,4 +189,65 @@ func (p activityReader) Read(b []byte) (int, error) {
 		p.onRead()
 	}
 	return n, err
+}
+
+// sseMessage is one message of a text/event-stream. id is empty when the message has none.
+type sseMessage struct {
+	id, event string
+	data      []byte
+}
+
+const maxEventBytes = 16 << 20 // bytes of one line
+
+// messageReader reads the messages of a text/event-stream (HTML standard, section 9.2.6).
+type messageReader struct {
+	s     *bufio.Scanner
+	retry time.Duration // wait before the next connection, as the server asks; 0 when it does not say
+}
+
+func newMessageReader(r io.Reader) *messageReader {
+	s := bufio.NewScanner(r)
+	s.Buffer(make([]byte, 0, 4<<10), maxEventBytes)
+	return &messageReader{s: s}
+}
+
+// next returns the next message that has data, or io.EOF. It drops a message that the end of the
+// stream cuts off.
+func (m *messageReader) next() (sseMessage, error) {
+	var msg sseMessage
+	var data [][]byte
+	for m.s.Scan() {
+		line := m.s.Bytes()
+		if len(line) == 0 {
+			if data == nil {
+				msg = sseMessage{}
+				continue
+			}
+			msg.data = bytes.Join(data, []byte("\n"))
+			return msg, nil
+		}
+		field, value, _ := bytes.Cut(line, []byte(":"))
+		value = bytes.TrimPrefix(value, []byte(" "))
+		switch string(field) {
+		case "id":
+			if !strings.ContainsRune(string(value), 0) {
+				msg.id = string(value)
+			}
+		case "event":
+			msg.event = string(value)
+		case "data":
+			data = append(data, bytes.Clone(value))
+		case "retry":
+			if ms, err := strconv.ParseInt(string(value), 10, 32); err == nil && ms >= 0 {
+				m.retry = time.Duration(ms) * time.Millisecond
+			}
+		}
+	}
+	switch err := m.s.Err(); {
+	case errors.Is(err, bufio.ErrTooLong):
+		return sseMessage{}, fmt.Errorf("%w: a line of more than %d bytes", errFormat, maxEventBytes)
+	case err != nil:
+		return sseMessage{}, err
+	}
+	return sseMessage{}, io.EOF
 }

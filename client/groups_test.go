@@ -1,7 +1,10 @@
 package client_test
 
 import (
+	"context"
+	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"testing"
@@ -9,7 +12,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/internal/testkit/apitest"
+	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
 
 // TestGroupViews compares the paths and queries of five calls about groups, failures and job maps.
@@ -58,4 +64,138 @@ func TestGroupViews(t *testing.T) {
 		"/v1/groups/g/failures?code=A%26B&cursor=&limit=2&payload=true", "/v1/groups/g/failures?cursor=7",
 		"/v1/groups/g/failures/summary", "/v1/groups/g/map?buckets=10",
 	}, asked)
+}
+
+func TestPauseResumeAndTenantCalls(t *testing.T) {
+	var calls []string
+	a, w := serve(t, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		require.NoError(t, err)
+		calls = append(calls, r.Method+" "+r.URL.RequestURI()+" "+string(body))
+		if len(calls)%2 == 1 {
+			refuse(rw, http.StatusServiceUnavailable, api.Problem{})
+			return
+		}
+		answer(rw, http.StatusOK, map[string]any{"id": "x", "paused": true, "detail": "it waits"})
+	}))
+	ctx := t.Context()
+	set := api.TenantSettings{RPS: ptr(2.5), BasePriority: ptr(int64(-3))}
+	for _, c := range []struct {
+		want string
+		do   func() error
+	}{
+		{"POST /v1/groups/g/pause ", func() error { _, err := a.Pause(ctx, "g"); return err }},
+		{"POST /v1/groups/g/resume ", func() error { _, err := a.Resume(ctx, "g"); return err }},
+		{"GET /v1/groups/g/why ", func() error {
+			why, err := a.Why(ctx, "g")
+			require.Equal(t, "it waits", why.Detail)
+			return err
+		}},
+		{"POST /v1/tenants/t/pause ", func() error { _, err := a.PauseTenant(ctx, "t"); return err }},
+		{"POST /v1/tenants/t/resume ", func() error { _, err := a.ResumeTenant(ctx, "t"); return err }},
+		{"POST /v1/types/T/pause ", func() error {
+			p, err := a.PauseType(ctx, "T")
+			require.True(t, p.Paused)
+			return err
+		}},
+		{"POST /v1/types/T/resume ", func() error { _, err := a.ResumeType(ctx, "T"); return err }},
+		{"GET /v1/tenants/t ", func() error {
+			tenant, err := a.Tenant(ctx, "t")
+			require.Equal(t, "x", tenant.ID)
+			return err
+		}},
+		{`PUT /v1/tenants/t {"rps":2.5,"base_priority":-3}`, func() error { _, err := a.SetTenant(ctx, "t", set); return err }},
+		{`PATCH /v1/tenants/t {"rps":null,"weight":2}`, func() error {
+			_, err := a.PatchTenant(ctx, "t", api.TenantPatch{RPS: api.ToDefault[float64](), Weight: api.SetTo(2.0)})
+			return err
+		}},
+		{`PATCH /v1/tenants/t {}`, func() error { _, err := a.PatchTenant(ctx, "t", api.TenantPatch{}); return err }},
+		{`PUT /v1/workers/w {"workers":0}`, func() error { _, err := a.ResizeWorker(ctx, "w", 0); return err }},
+		{`PUT /v1/tenants/t {}`, func() error { _, err := a.SetTenant(ctx, "t", api.TenantSettings{}); return err }},
+	} {
+		calls = nil
+		require.NoError(t, c.do())
+		require.Equal(t, []string{c.want, c.want}, calls, "each of these calls is retried after status 503")
+	}
+	require.Len(t, w.all(), 13)
+
+	calls = nil
+	for _, id := range []string{"", ".", "..", "a/b", "{x}", "a b"} {
+		_, err := a.PauseTenant(ctx, id)
+		require.ErrorContains(t, err, "tenant id", id)
+		_, err = a.ResumeType(ctx, id)
+		require.ErrorContains(t, err, "type id", id)
+		_, err = a.Tenant(ctx, id)
+		require.ErrorContains(t, err, "must match", id)
+		_, err = a.SetTenant(ctx, id, api.TenantSettings{})
+		require.ErrorContains(t, err, "must match", id)
+		_, err = a.PatchTenant(ctx, id, api.TenantPatch{})
+		require.ErrorContains(t, err, "must match", id)
+		_, err = a.Why(ctx, id)
+		require.ErrorContains(t, err, "group id", id)
+	}
+	_, err := a.SetTenant(ctx, "t", api.TenantSettings{RPS: ptr(math.NaN())})
+	require.ErrorContains(t, err, "set tenant t")
+	require.Empty(t, calls, "no request is sent for an invalid argument")
+}
+
+func TestTenantsArePaged(t *testing.T) {
+	a, _ := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		require.Equal(t, "true", r.URL.Query().Get("groups"))
+		switch r.URL.Query().Get("cursor") {
+		case "":
+			answer(w, http.StatusOK, api.TenantList{Tenants: []api.Tenant{{ID: "a"}, {ID: "b"}}, Cursor: "b"})
+		case "b":
+			answer(w, http.StatusOK, api.TenantList{Tenants: []api.Tenant{{ID: "c"}}})
+		default:
+			refuse(w, http.StatusUnprocessableEntity, api.Problem{})
+		}
+	}))
+	var ids string
+	for tenant, err := range a.Tenants(t.Context(), client.TenantFilter{Groups: true}) {
+		require.NoError(t, err)
+		ids += tenant.ID
+	}
+	require.Equal(t, "abc", ids)
+
+	gone := client.NewAPI("http://127.0.0.1:1", client.WithRetry(1, 0))
+	for _, err := range gone.Tenants(t.Context(), client.TenantFilter{}) {
+		require.ErrorContains(t, err, "list tenants", fmt.Sprint(err))
+	}
+}
+
+func TestPauseResumeAndTenantCallsOnTheRealServer(t *testing.T) {
+	b := apitest.NewBackend().WithGroup("g")
+	a, _ := serve(t, httpapi.New(httpapi.Options{Backend: b}))
+	set := api.TenantSettings{RPS: ptr(2.5), BasePriority: ptr(int64(-1e15))}
+	tenant, err := a.SetTenant(t.Context(), "acme", set)
+	require.NoError(t, err)
+	require.Equal(t, set, b.Settings["acme"])
+	shown, err := a.Tenant(t.Context(), "acme")
+	require.NoError(t, err)
+	require.Equal(t, tenant, shown)
+	_, err = a.SetTenant(t.Context(), "acme", api.TenantSettings{RPS: ptr(-1.0), Weight: ptr(0.0), BasePriority: ptr(int64(math.MaxInt64))})
+	var refused *client.Error
+	require.ErrorAs(t, err, &refused)
+	require.Equal(t, http.StatusUnprocessableEntity, refused.Status)
+	require.Len(t, refused.Problem.Fields, 3, "every bad field is named")
+	require.Equal(t, set, b.Settings["acme"])
+
+	patch := api.TenantPatch{RPS: api.ToDefault[float64](), BasePriority: api.SetTo(int64(1e15))}
+	_, err = a.PatchTenant(t.Context(), "acme", patch)
+	require.NoError(t, err)
+	require.Equal(t, api.TenantSettings{BasePriority: ptr(int64(1e15))}, b.Settings["acme"], "the server reads what the client writes")
+
+	for _, do := range []func(context.Context, string) (api.Paused, error){a.PauseTenant, a.PauseType} {
+		p, err := do(t.Context(), "x.y")
+		require.NoError(t, err)
+		require.True(t, p.Paused)
+	}
+	require.Equal(t, []string{"pause tenant x.y", "pause type x.y"}, b.Calls)
+	_, err = a.Pause(t.Context(), "none")
+	require.ErrorAs(t, err, &refused)
+	require.Equal(t, http.StatusNotFound, refused.Status)
+	why, err := a.Why(t.Context(), "g")
+	require.NoError(t, err)
+	require.Equal(t, []string{"tenant"}, why.PausedBy)
 }

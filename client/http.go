@@ -7,12 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/url"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
@@ -70,26 +71,10 @@ func (c *apiCall) mayRepeat(err error) bool {
 	return false
 }
 
-// transport makes the calls of the API. It holds the HTTP clients and the rules for retries.
-type transport struct {
-	base           string
-	key            string // API key, "" for none
-	unary          *http.Client
-	stream         *http.Client
-	attempts       int
-	maxWait        time.Duration
-	silenceTimeout time.Duration // a stream of events that is silent for so long counts as broken
-	outageTimeout  time.Duration // for how long a broken stream of events is resumed
-	// notice is called before each wait; nil: nothing is.
-	notice   func(err error, wait time.Duration, left int)
-	sleep    func(context.Context, time.Duration) error
-	answered atomic.Bool // some server has answered at base
-}
-
 // doJSON makes a call and decodes its JSON answer.
-func doJSON[T any](ctx context.Context, t *transport, c apiCall) (T, error) {
+func doJSON[T any](ctx context.Context, a *API, c apiCall) (T, error) {
 	var v T
-	resp, err := t.do(ctx, c)
+	resp, err := a.do(ctx, c)
 	if err != nil {
 		return v, err
 	}
@@ -101,34 +86,34 @@ func doJSON[T any](ctx context.Context, t *transport, c apiCall) (T, error) {
 	return v, nil
 }
 
-// do makes a call and retries it as its rule allows, in at most transport.attempts attempts. It
-// returns the last error without waiting if the wait would exceed transport.maxWait or ctx's
+// do makes a call and retries it as its rule allows, in at most a.attempts attempts. It
+// returns the last error without waiting if the wait would exceed a.maxWait or ctx's
 // deadline, or if it can't connect and no server at the address has ever answered. A status other
 // than 2xx is an *Error. The caller must close the answer's body.
-func (t *transport) do(ctx context.Context, c apiCall) (*http.Response, error) {
+func (a *API) do(ctx context.Context, c apiCall) (*http.Response, error) {
 	if c.invalid != nil {
 		return nil, c.invalid
 	}
-	if err := checkBase(t.base); err != nil {
+	if err := checkBase(a.base); err != nil {
 		return nil, fmt.Errorf("%s: %w", c.action, err)
 	}
 	for attempt := 1; ; attempt++ {
-		resp, err := t.sendOnce(ctx, c)
+		resp, err := a.sendOnce(ctx, c)
 		if err == nil {
 			return resp, nil
 		}
 		err = fmt.Errorf("%s: %w", c.action, err)
-		if ctx.Err() != nil || attempt >= t.attempts || !c.mayRepeat(err) || t.neverReached(err) {
+		if ctx.Err() != nil || attempt >= a.attempts || !c.mayRepeat(err) || a.neverReached(err) {
 			return nil, err
 		}
 		wait := backoff(err, attempt)
-		if wait > t.maxWait || deadlineWithin(ctx, wait) {
+		if wait > a.maxWait || deadlineWithin(ctx, wait) {
 			return nil, err
 		}
-		if t.notice != nil {
-			t.notice(err, wait, t.attempts-attempt)
+		if a.notice != nil {
+			a.notice(err, wait, a.attempts-attempt)
 		}
-		if stopped := t.sleep(ctx, wait); stopped != nil {
+		if stopped := a.sleep(ctx, wait); stopped != nil {
 			return nil, fmt.Errorf("%w; then %w", err, stopped)
 		}
 	}
@@ -150,13 +135,13 @@ func checkBase(base string) error {
 // neverReached reports whether err means that no connection could be made to a server that has
 // never answered. do waits for a server that restarts, but not for a server whose address is
 // probably wrong.
-func (t *transport) neverReached(err error) bool {
+func (a *API) neverReached(err error) bool {
 	op, ok := errors.AsType[*net.OpError](err)
-	return ok && op.Op == "dial" && !t.answered.Load()
+	return ok && op.Op == "dial" && !a.answered.Load()
 }
 
-func (t *transport) sendOnce(ctx context.Context, c apiCall) (*http.Response, error) {
-	target := t.base + c.path
+func (a *API) sendOnce(ctx context.Context, c apiCall) (*http.Response, error) {
+	target := a.base + c.path
 	if len(c.query) > 0 {
 		target += "?" + c.query.Encode()
 	}
@@ -171,15 +156,15 @@ func (t *transport) sendOnce(ctx context.Context, c apiCall) (*http.Response, er
 		req.Header[k] = v
 	}
 
-	client := t.unary
+	client := a.unary
 	if c.stream {
-		client = t.stream
+		client = a.stream
 	}
 	resp, err := client.Do(req)
 	if err != nil {
 		return nil, err
 	}
-	t.answered.Store(true)
+	a.answered.Store(true)
 	if resp.StatusCode/100 == 2 {
 		return resp, nil
 	}
@@ -224,4 +209,74 @@ func sleep(ctx context.Context, d time.Duration) error {
 func deadlineWithin(ctx context.Context, d time.Duration) bool {
 	deadline, ok := ctx.Deadline()
 	return ok && time.Until(deadline) < d
+}
+
+// pages iterates over the items of a list that the server returns in pages. what names the list in
+// errors, and in the path with - for spaces. split returns the items and the cursor of a page.
+func pages[P, T any](
+	ctx context.Context, a *API, what string, query url.Values, split func(P) (items []T, cursor string),
+) iter.Seq2[T, error] {
+	c := apiCall{action: "list " + what, method: http.MethodGet, path: "/v1/" + strings.ReplaceAll(what, " ", "-")}
+	return pagesOf(ctx, a, c, query, split)
+}
+
+// pagesOf is pages for any call that returns pages.
+func pagesOf[P, T any](
+	ctx context.Context, a *API, call apiCall, query url.Values, split func(P) (items []T, cursor string),
+) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) {
+		var none T
+		c := call
+		c.query = maps.Clone(query)
+		for {
+			page, err := doJSON[P](ctx, a, c)
+			if err != nil {
+				yield(none, err)
+				return
+			}
+			items, cursor := split(page)
+			for _, item := range items {
+				if !yield(item, nil) {
+					return
+				}
+			}
+			if cursor == "" {
+				return
+			}
+			c.query.Set("cursor", cursor)
+		}
+	}
+}
+
+// streamLines iterates over the NDJSON lines of a group's results or failures. list is the end of
+// the path, and may have a query.
+func streamLines[T any](ctx context.Context, a *API, group, list string) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) {
+		var none T
+		list, query, _ := strings.Cut(list, "?")
+		c := callOn("get "+list+" of", http.MethodGet, "group", group, "/"+list)
+		c.stream = true
+		c.query, _ = url.ParseQuery(query) // a constant of this package
+		resp, err := a.do(ctx, c)
+		if err != nil {
+			yield(none, err)
+			return
+		}
+		defer resp.Body.Close() // not drained: the rest may be long
+		d := json.NewDecoder(resp.Body)
+		for {
+			var v T
+			err := d.Decode(&v)
+			if errors.Is(err, io.EOF) {
+				return
+			}
+			if err != nil {
+				yield(none, fmt.Errorf("%s: %w", c.action, err))
+				return
+			}
+			if !yield(v, nil) {
+				return
+			}
+		}
+	}
 }

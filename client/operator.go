@@ -2,38 +2,37 @@ package client
 
 import (
 	"context"
+	"fmt"
 	"iter"
 	"net/http"
 	"net/url"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// operatorAPI holds the calls on tenants, on types and on the whole installation.
-type operatorAPI struct{ *transport }
-
 // PauseTenant stops a tenant: none of its jobs starts any more, and its running jobs finish. The
 // tenant need not exist yet.
-func (a *operatorAPI) PauseTenant(ctx context.Context, tenant string) (api.Paused, error) {
-	return doJSON[api.Paused](ctx, a.transport, callOn("pause", http.MethodPost, "tenant", tenant, "/pause"))
+func (a *API) PauseTenant(ctx context.Context, tenant string) (api.Paused, error) {
+	return doJSON[api.Paused](ctx, a, callOn("pause", http.MethodPost, "tenant", tenant, "/pause"))
 }
 
 // ResumeTenant undoes PauseTenant.
-func (a *operatorAPI) ResumeTenant(ctx context.Context, tenant string) (api.Paused, error) {
-	return doJSON[api.Paused](ctx, a.transport, callOn("resume", http.MethodPost, "tenant", tenant, "/resume"))
+func (a *API) ResumeTenant(ctx context.Context, tenant string) (api.Paused, error) {
+	return doJSON[api.Paused](ctx, a, callOn("resume", http.MethodPost, "tenant", tenant, "/resume"))
 }
 
 // PauseType stops a job type: none of its jobs starts any more, and its running jobs finish. The
 // type need not be known yet.
-func (a *operatorAPI) PauseType(ctx context.Context, typ string) (api.Paused, error) {
-	return doJSON[api.Paused](ctx, a.transport, callOn("pause", http.MethodPost, "type", typ, "/pause"))
+func (a *API) PauseType(ctx context.Context, typ string) (api.Paused, error) {
+	return doJSON[api.Paused](ctx, a, callOn("pause", http.MethodPost, "type", typ, "/pause"))
 }
 
 // ResumeType undoes PauseType.
-func (a *operatorAPI) ResumeType(ctx context.Context, typ string) (api.Paused, error) {
-	return doJSON[api.Paused](ctx, a.transport, callOn("resume", http.MethodPost, "type", typ, "/resume"))
+func (a *API) ResumeType(ctx context.Context, typ string) (api.Paused, error) {
+	return doJSON[api.Paused](ctx, a, callOn("resume", http.MethodPost, "type", typ, "/resume"))
 }
 
 // TenantFilter says which tenants [API.Tenants] leaves out.
@@ -45,63 +44,63 @@ type TenantFilter struct {
 
 // Tenants iterates over the tenants that have groups or settings or are paused, ordered by id, and
 // fetches one page after the other. An error ends the iteration.
-func (a *operatorAPI) Tenants(ctx context.Context, f TenantFilter) iter.Seq2[api.Tenant, error] {
+func (a *API) Tenants(ctx context.Context, f TenantFilter) iter.Seq2[api.Tenant, error] {
 	query := url.Values{"limit": {"200"}}
 	if f.Groups {
 		query.Set("groups", "true")
 	}
-	return pages(ctx, a.transport, "tenants", query,
+	return pages(ctx, a, "tenants", query,
 		func(l api.TenantList) ([]api.Tenant, string) { return l.Tenants, l.Cursor })
 }
 
 // BusiestTenants returns the active tenants with the most unfinished jobs, at most 100, as they
 // were at AsOf or later, at most about 30 s ago. AsOf is nil if no watcher has looked yet. With an
 // API key of one tenant, the list has only this tenant, as it is now, if it exists.
-func (a *operatorAPI) BusiestTenants(ctx context.Context) (api.TenantList, error) {
-	return doJSON[api.TenantList](ctx, a.transport, apiCall{
+func (a *API) BusiestTenants(ctx context.Context) (api.TenantList, error) {
+	return doJSON[api.TenantList](ctx, a, apiCall{
 		action: "list busiest tenants", method: http.MethodGet, path: "/v1/tenants",
 		query: url.Values{"sort": {"backlog"}},
 	})
 }
 
 // History returns throughput and queues of the last minutes. minutes is 15 to 1,440.
-func (a *operatorAPI) History(ctx context.Context, minutes int) (api.History, error) {
-	return doJSON[api.History](ctx, a.transport, apiCall{
+func (a *API) History(ctx context.Context, minutes int) (api.History, error) {
+	return doJSON[api.History](ctx, a, apiCall{
 		action: "get history", method: http.MethodGet, path: "/v1/history",
 		query: url.Values{"minutes": {strconv.Itoa(minutes)}},
 	})
 }
 
 // Audit returns what the watchers have found when they last audited their partitions.
-func (a *operatorAPI) Audit(ctx context.Context) (api.AuditState, error) {
-	return doJSON[api.AuditState](ctx, a.transport,
+func (a *API) Audit(ctx context.Context) (api.AuditState, error) {
+	return doJSON[api.AuditState](ctx, a,
 		apiCall{action: "get audit", method: http.MethodGet, path: "/v1/audit"})
 }
 
 // Tenant returns a tenant's settings, and its queue and limits as they are now.
-func (a *operatorAPI) Tenant(ctx context.Context, tenant string) (api.Tenant, error) {
-	return doJSON[api.Tenant](ctx, a.transport, callOn("get", http.MethodGet, "tenant", tenant, ""))
+func (a *API) Tenant(ctx context.Context, tenant string) (api.Tenant, error) {
+	return doJSON[api.Tenant](ctx, a, callOn("get", http.MethodGet, "tenant", tenant, ""))
 }
 
 // SetTenant replaces all settings of a tenant: a nil field of set means the default. A pause is no
 // setting, so a paused tenant stays paused. The next admission uses the new settings.
-func (a *operatorAPI) SetTenant(ctx context.Context, tenant string, set api.TenantSettings) (api.Tenant, error) {
-	return doJSON[api.Tenant](ctx, a.transport, putOn("set", "tenant", tenant, set))
+func (a *API) SetTenant(ctx context.Context, tenant string, set api.TenantSettings) (api.Tenant, error) {
+	return doJSON[api.Tenant](ctx, a, putOn("set", "tenant", tenant, set))
 }
 
 // PatchTenant changes the settings of a tenant that the patch has; the others stay as they are.
 // Patches of different settings at the same time all have their effect.
-func (a *operatorAPI) PatchTenant(ctx context.Context, tenant string, patch api.TenantPatch) (api.Tenant, error) {
+func (a *API) PatchTenant(ctx context.Context, tenant string, patch api.TenantPatch) (api.Tenant, error) {
 	c := callOn("change", http.MethodPatch, "tenant", tenant, "").withBody(patch)
 	c.header = http.Header{"Content-Type": {"application/merge-patch+json"}}
-	return doJSON[api.Tenant](ctx, a.transport, c)
+	return doJSON[api.Tenant](ctx, a, c)
 }
 
 // ResizeWorker asks a worker process to have n slots from now on, 0 to api.MaxWorkers; without
 // slots it starts no job. Stats names the processes, and shows the new number within a second. A
 // process that starts again begins with its configured number.
-func (a *operatorAPI) ResizeWorker(ctx context.Context, worker string, n int) (api.PoolSize, error) {
-	return doJSON[api.PoolSize](ctx, a.transport, putOn("resize", "worker", worker, map[string]int{"workers": n}))
+func (a *API) ResizeWorker(ctx context.Context, worker string, n int) (api.PoolSize, error) {
+	return doJSON[api.PoolSize](ctx, a, putOn("resize", "worker", worker, map[string]int{"workers": n}))
 }
 
 // putOn returns a PUT call with a JSON body on one object, such as a tenant. The body replaces the
@@ -111,8 +110,8 @@ func putOn(verb, kind, id string, body any) apiCall {
 }
 
 // Stats returns queue sizes, rates, and the live processes.
-func (a *operatorAPI) Stats(ctx context.Context) (api.Stats, error) {
-	return doJSON[api.Stats](ctx, a.transport,
+func (a *API) Stats(ctx context.Context) (api.Stats, error) {
+	return doJSON[api.Stats](ctx, a,
 		apiCall{action: "get stats", method: http.MethodGet, path: "/v1/stats"})
 }
 
@@ -125,7 +124,7 @@ type DeadLetterFilter struct {
 
 // DeadLetters iterates over dead letters, newest first, and fetches one page after the other. An
 // error ends the iteration.
-func (a *operatorAPI) DeadLetters(ctx context.Context, f DeadLetterFilter) iter.Seq2[api.DeadLetter, error] {
+func (a *API) DeadLetters(ctx context.Context, f DeadLetterFilter) iter.Seq2[api.DeadLetter, error] {
 	query := url.Values{"limit": {"200"}}
 	for name, value := range map[string]string{"tenant": f.Tenant, "group": f.Group, "type": f.Type, "code": f.Code} {
 		if value != "" {
@@ -135,6 +134,130 @@ func (a *operatorAPI) DeadLetters(ctx context.Context, f DeadLetterFilter) iter.
 	if !f.Since.IsZero() {
 		query.Set("since", f.Since.UTC().Format(time.RFC3339Nano))
 	}
-	return pages(ctx, a.transport, "dead letters", query,
+	return pages(ctx, a, "dead letters", query,
 		func(l api.DeadLetterList) ([]api.DeadLetter, string) { return l.DeadLetters, l.Cursor })
+}
+
+// ActivityQuery selects a page of the activity log. An empty Actor or Tenant matches every entry.
+type ActivityQuery struct {
+	Actor  string    // the id of a key, or cli:USER
+	Tenant string    // of the key
+	Since  time.Time // the oldest time; zero: none
+	Cursor string    // ActivityPage.Cursor of the page before; "" for the first page
+	Limit  int       // 1 to 1,000; 0 for the server's default
+}
+
+// ActivityPage is a page of the activity log, newest first. Its Cursor is "" on the last page.
+type ActivityPage = api.ActivityList
+
+// Activity returns a page of the log of who changed what. If the API asks for keys, it must be that
+// of an admin. A page may have fewer entries than q.Limit, even none, although more pages follow.
+func (a *API) Activity(ctx context.Context, q ActivityQuery) (ActivityPage, error) {
+	c := apiCall{action: "list the activity log", method: http.MethodGet, path: "/v1/activity", query: url.Values{}}
+	for name, value := range map[string]string{"actor": q.Actor, "tenant": q.Tenant, "cursor": q.Cursor} {
+		if value != "" {
+			c.query.Set(name, value)
+		}
+	}
+	if !q.Since.IsZero() {
+		c.query.Set("since", q.Since.UTC().Format(time.RFC3339Nano))
+	}
+	if q.Limit != 0 {
+		c.query.Set("limit", strconv.Itoa(q.Limit))
+	}
+	return doJSON[ActivityPage](ctx, a, c)
+}
+
+// Keys iterates over the API keys in Redis, the oldest first. It needs the key of an admin. An
+// error ends the iteration.
+func (a *API) Keys(ctx context.Context) iter.Seq2[api.Key, error] {
+	return pages(ctx, a, "keys", url.Values{"limit": {"200"}},
+		func(l api.KeyList) ([]api.Key, string) { return l.Keys, l.Cursor })
+}
+
+// CreateKey creates an API key. Only its answer ever shows the secret. The client repeats the call
+// only after status 429. When it is unknown whether an attempt had its effect, CreateKey returns
+// the error; Keys may then show a new key whose secret nobody knows.
+func (a *API) CreateKey(ctx context.Context, r api.KeyRequest) (api.NewKey, error) {
+	c := apiCall{action: "create key", method: http.MethodPost, path: "/v1/keys", onlyIfRefused: true}.withBody(r)
+	return doJSON[api.NewKey](ctx, a, c)
+}
+
+// RevokeKey deletes an API key. All processes refuse it within ten seconds.
+func (a *API) RevokeKey(ctx context.Context, id string) (api.KeyRevoked, error) {
+	return doJSON[api.KeyRevoked](ctx, a, callOn("revoke", http.MethodDelete, "key", id, ""))
+}
+
+// RejectedQuery selects a page of rejected messages.
+type RejectedQuery struct {
+	Cursor string // RejectedPage.Cursor of the page before; "" for the first page
+	Limit  int    // 1 to 1,000; 0 for the server's default
+	Data   bool   // the messages have their data
+}
+
+// RejectedPage is a page of rejected messages, newest first. Its Cursor is "" on the last page.
+type RejectedPage = api.RejectedList
+
+// Rejected returns a page of the messages that ingest could not accept, with the reasons. A page
+// may have fewer messages than q.Limit although more pages follow.
+func (a *API) Rejected(ctx context.Context, q RejectedQuery) (RejectedPage, error) {
+	c := apiCall{action: "list rejected messages", method: http.MethodGet, path: "/v1/rejected", query: url.Values{}}
+	if q.Cursor != "" {
+		c.query.Set("cursor", q.Cursor)
+	}
+	if q.Limit != 0 {
+		c.query.Set("limit", strconv.Itoa(q.Limit))
+	}
+	if q.Data {
+		c.query.Set("data", "true")
+	}
+	return doJSON[RejectedPage](ctx, a, c)
+}
+
+// Guards iterates over the guards of a kind, or with "" over the guards of all kinds except key, in
+// no order. A guard may come twice, and one made meanwhile not at all. An error ends the iteration.
+func (a *API) Guards(ctx context.Context, kind string) iter.Seq2[api.GuardSummary, error] {
+	query := url.Values{"limit": {"1000"}}
+	if kind != "" {
+		query.Set("kind", kind)
+	}
+	return pages(ctx, a, "guards", query,
+		func(l api.GuardList) ([]api.GuardSummary, string) { return l.Guards, l.Cursor })
+}
+
+// Guard returns a guard with all its members. It is named KIND/NAME; a NAME alone is that of a pool.
+func (a *API) Guard(ctx context.Context, name string) (api.Guard, error) {
+	return doJSON[api.Guard](ctx, a, guardCall("get", http.MethodGet, name, ""))
+}
+
+// ControlGuard carries out an action on one member of a guard. action is disable (no new lease),
+// enable, open or close (its circuit breaker), or take-back (its leases). A guard that is not a
+// pool has one member, "1". The call may be repeated, as the client does itself; then open begins
+// the breaker's time again, and take-back also ends leases that were granted since.
+func (a *API) ControlGuard(ctx context.Context, name, member, action string) (api.GuardAction, error) {
+	c := guardCall(action+" member "+member+" of", http.MethodPost, name, "/members/"+member+"/"+action)
+	switch {
+	case c.invalid != nil:
+	case !api.ValidID(member):
+		c.invalid = fmt.Errorf("member id %q: must "+api.IDRule, member)
+	case !api.ValidID(action):
+		c.invalid = fmt.Errorf("action %q: must be disable, enable, open, close or take-back", action)
+	}
+	return doJSON[api.GuardAction](ctx, a, c)
+}
+
+// guardCall returns a call on one guard. name is NAME, KIND/NAME or key/NAME/KEY, and is one
+// segment of the path; rest follows it. A name with a part that is no valid id makes the call
+// invalid; whether there is such a KIND is for the server to say.
+func guardCall(verb, method, name, rest string) apiCall {
+	c := apiCall{
+		action: verb + " guard " + name, method: method, path: "/v1/guards/" + url.PathEscape(name) + rest,
+	}
+	for part := range strings.SplitSeq(name, "/") {
+		if !api.ValidID(part) {
+			c.invalid = fmt.Errorf("guard %q: must be NAME or KIND/NAME, where KIND is pool, breaker, lock, semaphore "+
+				"or key (key/NAME/KEY)", name)
+		}
+	}
+	return c
 }

@@ -2,10 +2,10 @@ package client_test
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"math"
 	"net/http"
+	"net/http/httptest"
 	"testing"
 	"time"
 
@@ -13,108 +13,19 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
-	"github.com/bulkaction/bulkaction/internal/room/settings"
-	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
+	"github.com/bulkaction/bulkaction/internal/testkit/apitest"
 	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
 
-// roomBackend is a fake waiting room behind the real handlers of package httpapi. It checks
-// settings by the real rules. Each event has the last settings that were set; the other answers are
-// fixed. It records the calls that list or change something, except renewals of tokens.
-type roomBackend struct {
-	httpapi.Rooms // nil: methods that are not defined here are not called
-
-	rules settings.Rules
-	set   api.EventSettings
-	calls []string
-}
-
-func (b *roomBackend) record(format string, args ...any) {
-	b.calls = append(b.calls, fmt.Sprintf(format, args...))
-}
-
-func (b *roomBackend) view(event string) api.RoomEvent {
-	return settings.View(waitingroom.Snapshot{Event: event, Rev: 8, Settings: b.rules.Fill(b.set), Used: 4})
-}
-
-func (b *roomBackend) CheckSettings(set api.EventSettings) []api.FieldError {
-	return b.rules.Check(set)
-}
-
-func (b *roomBackend) CheckRecalibration(to api.Recalibration) []api.FieldError {
-	return b.rules.CheckRecalibration(to)
-}
-
-func (b *roomBackend) SetEvent(_ context.Context, event string, set api.EventSettings, rev int64) (api.RoomEvent, error) {
-	b.record("set %s %d", event, rev)
-	if rev == 7 {
-		return api.RoomEvent{}, fmt.Errorf("set event %s: %w", event, api.ErrChanged)
-	}
-	b.set = set
-	return b.view(event), nil
-}
-
-func (b *roomBackend) Event(_ context.Context, event string) (api.RoomEvent, error) {
-	if event == "none" {
-		return api.RoomEvent{}, fmt.Errorf("event none: %w", api.ErrNotFound)
-	}
-	return b.view(event), nil
-}
-
-func (b *roomBackend) Events(_ context.Context, cursor string, limit int) (api.RoomEventList, error) {
-	b.record("list %q %d", cursor, limit)
-	if cursor == "" {
-		return api.RoomEventList{Cursor: "0-1"}, nil // a page may be empty
-	}
-	return api.RoomEventList{Events: []api.RoomEvent{b.view("a"), b.view("b")}}, nil
-}
-
-func (b *roomBackend) SetMode(_ context.Context, event, mode string) (api.RoomEvent, error) {
-	b.record("mode %s %s", event, mode)
-	return b.view(event), nil
-}
-
-func (b *roomBackend) Recalibrate(_ context.Context, event string, to api.Recalibration) (api.RoomEvent, error) {
-	b.record("recalibrate %s", event)
-	b.set.Capacity = to.Capacity
-	return b.view(event), nil
-}
-
-func (b *roomBackend) DeleteEvent(_ context.Context, event string) (api.EventRemoval, error) {
-	b.record("delete %s", event)
-	return api.EventRemoval{Event: event, Remaining: 4}, nil
-}
-
-func (b *roomBackend) RemoveUser(_ context.Context, event, user string) (bool, error) {
-	b.record("remove %s of %s", user, event)
-	return true, nil
-}
-
-func (b *roomBackend) VerifyToken(_ context.Context, token string) (api.EntryTokenState, error) {
-	return api.EntryTokenState{Valid: token == "good"}, nil
-}
-
-func (b *roomBackend) RenewToken(_ context.Context, token string) (api.EntryToken, error) {
-	if token != "good" {
-		return api.EntryToken{}, fmt.Errorf("renew: %w", api.ErrConflict)
-	}
-	return api.EntryToken{Token: "better", ExpiresAt: time.Unix(1e9, 0).UTC()}, nil
-}
-
-func (b *roomBackend) CompleteToken(_ context.Context, token string, sold bool) (bool, error) {
-	b.record("complete %s %v", token, sold)
-	return token == "good", nil
-}
-
 func TestRoomCallsOnTheRealServer(t *testing.T) {
-	b := &roomBackend{rules: settings.Rules{Defaults: settings.Standard()}}
-	a, _ := serve(t, httpapi.New(httpapi.Options{Backend: &guardBackend{}, Rooms: b}))
+	b := apitest.NewRooms()
+	a, _ := serve(t, httpapi.New(httpapi.Options{Backend: apitest.NewBackend(), Rooms: b}))
 	ctx := t.Context()
 	set := api.EventSettings{Capacity: new(int64(3)), Rate: new(0.5), Grace: new(api.Duration(0)), TokenTTL: new(api.Duration(time.Minute))}
 	v, err := a.SetRoomEvent(ctx, "sale", set, 0)
 	require.NoError(t, err)
-	require.Equal(t, set, b.set)
-	require.EqualValues(t, 1, v.Over)
+	require.Equal(t, set, b.Set)
+	require.EqualValues(t, 2, v.Over)
 	shown, err := a.RoomEvent(ctx, "sale")
 	require.NoError(t, err)
 	require.Equal(t, v, shown)
@@ -131,12 +42,11 @@ func TestRoomCallsOnTheRealServer(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, "sale", v.Event)
 	}
-	v, err = a.Recalibrate(ctx, "sale", api.Recalibration{Capacity: new(int64(4))})
+	_, err = a.Recalibrate(ctx, "sale", api.Recalibration{Capacity: new(int64(4))})
 	require.NoError(t, err)
-	require.EqualValues(t, 4, *v.Capacity)
 	gone, err := a.DeleteRoomEvent(ctx, "sale")
 	require.NoError(t, err)
-	require.Equal(t, api.EventRemoval{Event: "sale", Remaining: 4}, gone)
+	require.Equal(t, api.EventRemoval{Event: "sale", Remaining: 3}, gone)
 	removed, err := a.RemoveUser(ctx, "sale", "u")
 	require.NoError(t, err)
 	require.Equal(t, api.UserRemoval{Event: "sale", User: "u", Removed: true}, removed)
@@ -146,29 +56,30 @@ func TestRoomCallsOnTheRealServer(t *testing.T) {
 	require.True(t, state.Valid)
 	token, err := a.RenewEntryToken(ctx, "good")
 	require.NoError(t, err)
-	require.Equal(t, "better", token.Token)
+	require.Equal(t, "good2", token.Token)
 	done, err := a.CompleteEntryToken(ctx, "good", true)
 	require.NoError(t, err)
 	require.True(t, done.Done)
 	require.Equal(t, []string{
-		"set sale 0", "set sale 8", `list "" 200`, `list "0-1" 200`, "mode sale paused", "mode sale open", "mode sale closed",
-		"recalibrate sale", "delete sale", "remove u of sale", "complete good true",
-	}, b.calls)
+		"set sale 0", "get sale", "set sale 7", `list "" 200`, `list "0-2" 200`, "mode sale paused", "mode sale open", "mode sale closed",
+		"recalibrate sale true false false", "delete sale", "remove u of sale", "verify good", "renew good", "complete good true",
+	}, b.Calls)
 
-	for status, do := range map[int]func() error{
-		404: func() error { _, err := a.RoomEvent(ctx, "none"); return err },
-		412: func() error { _, err := a.SetRoomEvent(ctx, "sale", set, 7); return err },
-		409: func() error { _, err := a.RenewEntryToken(ctx, "secret-token"); return err },
-		422: func() error {
+	for is, do := range map[error]func() error{
+		api.ErrNotFound: func() error { _, err := a.RoomEvent(ctx, "none"); return err },
+		api.ErrChanged:  func() error { _, err := a.SetRoomEvent(ctx, "sale", set, 7); return err },
+		api.ErrConflict: func() error { _, err := a.RenewEntryToken(ctx, "secret-token"); return err },
+		api.ErrInvalid: func() error {
 			_, err := a.SetRoomEvent(ctx, "sale", api.EventSettings{Capacity: new(int64(-1)), Mode: "x"}, 0)
 			require.ErrorContains(t, err, "capacity: must be a whole number from 0 to 10,000,000; mode: must be open")
 			return err
 		},
 	} {
+		b.Err = is
 		err := do()
 		var refused *client.Error
 		require.ErrorAs(t, err, &refused)
-		require.Equal(t, status, refused.Status)
+		require.Equal(t, map[error]int{api.ErrNotFound: 404, api.ErrChanged: 412, api.ErrConflict: 409, api.ErrInvalid: 422}[is], refused.Status)
 		require.NotContains(t, err.Error(), "secret")
 	}
 }
@@ -222,4 +133,61 @@ func TestRoomCallsAreRepeatedOnlyWithoutHarm(t *testing.T) {
 	_, err = a.SetRoomEvent(ctx, "e", api.EventSettings{Rate: new(math.Inf(1))}, 0)
 	require.ErrorContains(t, err, "set event e")
 	require.Empty(t, calls, "no request is sent for an invalid argument")
+}
+
+func TestGuardCallsOnTheRealServer(t *testing.T) {
+	b := apitest.NewBackend()
+	a, _ := serve(t, httpapi.New(httpapi.Options{Backend: b}))
+	ctx := t.Context()
+	var names []string
+	for g, err := range a.Guards(ctx, "pool") {
+		require.NoError(t, err)
+		names = append(names, g.Name)
+	}
+	require.Equal(t, []string{"pool/smtp", "lock/report"}, names)
+	for _, name := range []string{"p", "key/hosts/example.org"} {
+		v, err := a.Guard(ctx, name)
+		require.NoError(t, err)
+		require.Equal(t, "sliding", v.Spec.Limiter)
+	}
+	done, err := a.ControlGuard(ctx, "lock/l", "1", "take-back")
+	require.NoError(t, err)
+	require.Equal(t, api.GuardAction{Guard: "lock/l", Member: "1", Action: "take-back"}, done)
+	_, err = a.ControlGuard(ctx, "p", "nobody", "disable")
+	var refused *client.Error
+	require.ErrorAs(t, err, &refused)
+	require.Equal(t, 404, refused.Status)
+	require.ErrorContains(t, err, "disable member nobody of guard p")
+	want := []string{
+		"guards pool  1000", "guards pool 0.5. 1000", "take-back 1 of lock/l", "disable nobody of pool/p",
+	}
+	require.Equal(t, want, b.Calls)
+
+	_, err = a.Guard(ctx, "pools/p")
+	require.ErrorContains(t, err, "must be NAME or KIND/NAME")
+	_, err = a.ControlGuard(ctx, "p", "a/b", "open")
+	require.ErrorContains(t, err, "member id")
+	_, err = a.ControlGuard(ctx, "p/../q", "a", "open")
+	require.ErrorContains(t, err, "must be NAME or KIND/NAME")
+	_, err = a.ControlGuard(ctx, "p", "a", "..")
+	require.ErrorContains(t, err, "action")
+	require.Equal(t, want, b.Calls, "no invalid argument reaches the backend")
+}
+
+func TestRejected(t *testing.T) {
+	t.Parallel()
+	var asked []string
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked = append(asked, r.Method+" "+r.URL.String())
+		_, _ = w.Write([]byte(`{"rejected":[{"id":"2-0","reason":"no such type","bytes":2}],"cursor":"2-0"}`))
+	}))
+	defer srv.Close()
+	a := client.NewAPI(srv.URL)
+	page, err := a.Rejected(t.Context(), client.RejectedQuery{})
+	require.NoError(t, err)
+	require.Equal(t, "2-0", page.Cursor)
+	require.Equal(t, "no such type", page.Rejected[0].Reason)
+	_, err = a.Rejected(t.Context(), client.RejectedQuery{Cursor: page.Cursor, Limit: 7, Data: true})
+	require.NoError(t, err)
+	require.Equal(t, []string{"GET /v1/rejected", "GET /v1/rejected?cursor=2-0&data=true&limit=7"}, asked)
 }

@@ -15,6 +15,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
 // check has the assertions of the tests of scripts. A failed one ends the test t.
@@ -82,6 +84,11 @@ type scripted struct {
 
 // clockKey is the key from which the scripts read the time, in µs, on a real Redis.
 const clockKey = "clock"
+
+var allScripts = map[string]*call.Script{
+	"acquire": acquireScript, "control": controlScript, "declare": declareScript, "inspect": inspectScript,
+	"release": releaseScript, "renew": renewScript, "take": takeScript, "wait": waitScript,
+}
 
 // newScripted loads the scripts. With setTime nil, for a real Redis, the scripts are changed to
 // read the time from a key.

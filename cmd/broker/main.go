@@ -2,6 +2,9 @@
 // room, promotes them and gives them entry tokens. The flag -help lists its environment variables.
 package main
 
-import "github.com/bulkaction/bulkaction/run"
+import (
+	"github.com/bulkaction/bulkaction/internal/process/app"
+	"github.com/bulkaction/bulkaction/internal/process/roles"
+)
 
-func main() { run.Broker() }
+func main() { app.Main("broker", nil, roles.Alone(roles.Own{}.Broker)) }

@@ -1,5 +1,5 @@
 // Command bulkaction is the command line: it submits bulk actions, follows them and shows their
-// results; it also runs the roles, one or all, the demo, the audit and the benchmarks.
+// results; it also runs the roles, one or all, the demo and the audit.
 package main
 
 import (

@@ -7,4 +7,4 @@ import (
 	"github.com/bulkaction/bulkaction/internal/process/roles"
 )
 
-func main() { app.Main("dispatcher", roles.Alone(roles.Dispatcher)) }
+func main() { app.Main("dispatcher", nil, roles.Alone(roles.Dispatcher)) }

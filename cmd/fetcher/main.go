@@ -7,4 +7,4 @@ import (
 	"github.com/bulkaction/bulkaction/internal/process/roles"
 )
 
-func main() { app.Main("fetcher", roles.Alone(roles.Fetcher)) }
+func main() { app.Main("fetcher", nil, roles.Alone(roles.Fetcher)) }

@@ -3,8 +3,9 @@
 package main
 
 import (
+	"github.com/bulkaction/bulkaction/internal/process/app"
+	"github.com/bulkaction/bulkaction/internal/process/roles"
 	"github.com/bulkaction/bulkaction/reducer"
-	"github.com/bulkaction/bulkaction/run"
 )
 
-func main() { run.Ingest(reducer.NewRegistry()) }
+func main() { app.Main("ingest", nil, roles.Alone(roles.Ingest(reducer.NewRegistry(), nil))) }

@@ -3,8 +3,8 @@
 package main
 
 import (
-	"github.com/bulkaction/bulkaction/reducer"
-	"github.com/bulkaction/bulkaction/run"
+	"github.com/bulkaction/bulkaction/internal/process/app"
+	"github.com/bulkaction/bulkaction/internal/process/roles"
 )
 
-func main() { run.Watcher(reducer.NewRegistry()) }
+func main() { app.Main("watcher", nil, roles.Alone(roles.Own{}.Watcher)) }

@@ -4,7 +4,10 @@ package main
 
 import (
 	"github.com/bulkaction/bulkaction/internal/process/app"
+	"github.com/bulkaction/bulkaction/internal/process/builtin"
 	"github.com/bulkaction/bulkaction/internal/process/roles"
 )
 
-func main() { app.Main("worker", roles.Alone(roles.BuiltIn)) }
+func main() {
+	app.Main("worker", new(builtin.Config), roles.Alone(roles.Own{BuiltIn: builtin.Create}.Worker))
+}

@@ -39,22 +39,10 @@
 //     owner key has a group ([CheckOwnerKeys]).
 //   - receipt ([LawReceipt]): a group holds at least as many jobs as its producer was told were
 //     accepted ([Receipts]).
-//   - guard-state ([LawGuardState]): each member of a guard is in exactly one of the states free,
-//     cooling, busy and off ([CheckGuards], as the next two).
-//   - guard-held ([LawGuardHeld]): a member counts as many leases as it has, and as many probes of
-//     its breaker's present generation. Each lease has an end.
-//   - guard-queue ([LawGuardQueue]): the queue of a guard and its waiters are the same calls.
-//   - room-state ([LawRoomState]): each user of an event of the waiting room is in the sets of the
-//     user's state, and in no other: waiting, away or slots. A waiting user who polls is in waiting
-//     and away. The event has its settings, and its time in the list of events is at most 15 s
-//     after something is due ([CheckRooms], as the next two).
-//   - room-number ([LawRoomNumber]): numbers are unique in an event, and at most the last one that
-//     was given. A user waits in the place of the user's number.
-//   - room-slots ([LawRoomSlots]): each promoted user and each user with a token holds a slot until
-//     that ends, under a fence of its own. The seats that are left and those that were sold are the
-//     declared ones.
 //   - durability ([LawDurability]): Redis doesn't lose writes that it has confirmed. The watcher
 //     checks this law, not this package.
+//
+// Package checkers has the laws of guards and of the waiting room.
 //
 // # Method
 //
@@ -68,14 +56,12 @@
 // times if it finds something, and reports what it finds three times in a row.
 //
 // Redis is read in pages of some hundred elements. No command goes over all keys, except in
-// [CheckOwnerKeys], [CheckGuards] and [CheckRooms]. An event of the waiting room is read in pages,
-// each of which is as of one instant, so its findings are certain at once. The audit keeps in
-// memory the states of one group and a few bits per job, and the states of groups with jobs in
-// shared locations (2 bytes per job, about 64 MiB at most).
+// [CheckOwnerKeys]. The audit keeps in memory the states of one group and a few bits per job, and
+// the states of groups with jobs in shared locations (2 bytes per job, about 64 MiB at most).
 //
 // # Three kinds of audit
 //
-//   - An incremental check, which is package incremental, reads the counts of each open group and
+//   - An incremental check, [Incremental], reads the counts of each open group and
 //     the lengths of its structures, and no job. It names candidates. With 1,000,000 open jobs, of
 //     which 200 are ready, one check and the audit of its candidates cost Redis 0.8 ms of CPU and
 //     2 MB if they are of one group, 9 ms and 0.2 MB if they are of 1,000 groups, and 305 ms and
@@ -99,11 +85,9 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/guard"
 	"github.com/bulkaction/bulkaction/internal/audit/read"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
@@ -119,18 +103,12 @@ const (
 	LawRegistry     = "registry"
 	LawDurability   = "durability"
 	LawReceipt      = "receipt"
-	LawGuardState   = guard.LawState
-	LawGuardHeld    = guard.LawHeld
-	LawGuardQueue   = guard.LawQueue
-	LawRoomState    = waitingroom.LawState
-	LawRoomNumber   = waitingroom.LawNumber
-	LawRoomSlots    = waitingroom.LawSlots
 )
 
 // Laws lists the names of all laws.
 var Laws = []string{
 	LawConservation, LawStates, LawLocation, LawResults, LawDelivery, LawLifecycle, LawCounters, LawRegistry,
-	LawDurability, LawReceipt, LawGuardState, LawGuardHeld, LawGuardQueue, LawRoomState, LawRoomNumber, LawRoomSlots,
+	LawDurability, LawReceipt,
 }
 
 // Report is the result of an audit.
@@ -146,6 +124,10 @@ type Report struct {
 	// form that package repair needs.
 	Partitions []PartitionReport `json:"-"`
 }
+
+// NoPartition is what stands as the partition in a violation by what is in no partition, such as a
+// guard.
+const NoPartition = -1
 
 // Violation is one violation of a law.
 type Violation = api.Violation
@@ -229,7 +211,7 @@ func runPartitions(
 			return report, fmt.Errorf("audit partition %d: %w", p.Index(), err)
 		}
 	}
-	report.finish()
+	report.Add()
 	return report, nil
 }
 
@@ -241,8 +223,9 @@ func (r *Report) Total() (n int64) {
 	return n
 }
 
-// finish sorts the violations and sets OK.
-func (r *Report) finish() {
+// Add adds violations to the report, in its order.
+func (r *Report) Add(found ...Violation) {
+	r.Violations = append(r.Violations, found...)
 	slices.SortStableFunc(r.Violations, compareViolations)
 	r.OK = len(r.Violations) == 0
 }

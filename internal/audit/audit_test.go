@@ -4,11 +4,15 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/internal/audit/read"
+	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/testkit/audittest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
@@ -175,4 +179,106 @@ func TestUnownedEntries(t *testing.T) {
 		w.OK(w.C.XAdd(w.Context(), &redis.XAddArgs{Stream: w.Space.Ingest(), ID: "18446744073709551615-7", Values: []string{"k", "v"}}).Err())
 		require.Len(t, run(w, Options{}).Violations, 5)
 	})
+}
+
+// TestElementThatAScanRepeatsIsNotADuplicate: the sorted set non-ready is read twice. Only the job
+// that is in it twice is reported as duplicated, and not the other 19.
+func TestElementThatAScanRepeatsIsNotADuplicate(t *testing.T) {
+	t.Parallel()
+	url, prefix := redistest.Shared(t)
+	w := audittest.New(t, url, prefix, 1)
+	w.Create("g", "acme", "T")
+	w.Append("g", audittest.Jobs(20, audittest.Later))
+	p := w.Space.Partition(0)
+	blobs := w.C.ZRange(w.Context(), p.NonReadyOf("acme"), 0, 1).Val()
+	w.AddNonReady(p, "acme", blobs[1]+" ")
+
+	ps := newPass(scope{Reader: read.Reader{Cmd: w.C}, space: w.Space, p: p, opts: Options{Reducers: w.Plans, stateBytes: maxStateBytes}})
+	w.OK(ps.ReadByScore(w.Context(), p.Groups(), func(ids []string) error { return ps.checkGroups(w.Context(), ids) }))
+	w.OK(ps.shared.read(w.Context(), read.NonReadyOf("acme")[0]))
+	w.OK(ps.shared.read(w.Context(), read.NonReadyOf("acme")[0]))
+	w.OK(ps.shared.checkTracked(w.Context(), ps.shared.judgedKinds()))
+	n, _ := ledger.QueuedOrdinal(blobs[1][len("g|T|0|0|0|0|0|0|0|1700000000000|S|"):])
+	found := ps.found.withSummaries()
+	require.Len(t, found, 1)
+	require.Equal(t, "it is non-ready at attempt 0, and more than once in non-ready", found[identity{LawLocation, "g", n, "duplicated1N!"}].Detail)
+}
+
+func TestFindingsAreBounded(t *testing.T) {
+	t.Parallel()
+	fs := newFindings()
+	for g := range 200 {
+		for i := range int64(2 * maxPerGroupAndLaw) {
+			fs.add(newFinding(LawLocation, fmt.Sprint(g), "", "x", "detail").aboutJob(i))
+		}
+	}
+	fs.add(newFinding(LawLocation, "0", "", "x", "the same again").aboutJob(0))
+	all := fs.withSummaries()
+	require.Equal(t, "detail", all[identity{LawLocation, "0", 99, "x"}].Detail)
+	require.Equal(t, "and 100 more like these", all[identity{LawLocation, "0", noOrdinal, "more"}].Detail)
+	require.Equal(t, "and 20000 findings about more groups", all[identity{LawLocation, "", noOrdinal, "omitted"}].Detail)
+	require.Len(t, all, maxFindings+100+1)
+}
+
+// TestAuditOfAMovingWorld: while all scripts move jobs, an audit reports no false violation, and it
+// reports one that the test has caused.
+func TestAuditOfAMovingWorld(t *testing.T) {
+	audits, size := map[string]int{"redis": 6, "miniredis": 2}, map[string]int{"redis": 600, "miniredis": 100}
+	redistest.Both(t, func(t *testing.T, url, prefix string) {
+		t.Parallel()
+		_, server, _ := strings.Cut(t.Name(), "/")
+		w := audittest.New(t, url, prefix, 2)
+		c := audittest.NewChurn(w, []string{"a", "b", "c", "d", "e"}, []string{"T", "U"})
+		for i, tenant := range c.Tenants { // more than one page
+			id := "g" + tenant
+			w.Create(id, tenant, c.Types[i%2])
+			w.Append(id, audittest.Jobs(size[server], audittest.OfType(c.Types[i%2])))
+			w.Append(id, audittest.Jobs(size[server], audittest.Later))
+		}
+		stop := c.Run(t.Context(), server == "miniredis") // miniredis doesn't share its time fairly among connections
+		t.Cleanup(func() { _ = stop() })
+		for i := 0; i < audits[server] || c.Moves.Load() < 100; i++ {
+			r := run(w, Options{stateBytes: []int{0, 1000}[i%2]})
+			require.Empty(t, r.Violations, "audit %d", i)
+		}
+
+		p := w.Space.OfTenant("a")
+		w.Create("broken", "a", "V")
+		w.Append("broken", audittest.Jobs(3))
+		w.OK(w.C.LPop(w.Context(), p.Queue("broken", "V")).Err())
+		for range 3 {
+			require.Contains(t, audittest.Summary(run(w, Options{}).Violations), audittest.Of(LawLocation, "broken", 0))
+		}
+		require.NoError(t, stop())
+		require.Equal(t, []string{audittest.Of(LawLocation, "broken", 0)}, audittest.Summary(run(w, Options{}).Violations))
+		t.Logf("%d moves", c.Moves.Load())
+	})
+}
+
+// TestTamperingOfReadyJobs: an audit that reads one group at a time finds exactly the violations that
+// a tamper with ready or non-ready jobs causes. TestTampering of package repair has all tampers.
+func TestTamperingOfReadyJobs(t *testing.T) {
+	tampers := slices.DeleteFunc(slices.Clone(audittest.Tampers), func(x audittest.Tamper) bool { return !strings.Contains(x.Name, "ready") })
+	audittest.EachTamper(t, tampers, func(w *audittest.World, tamper audittest.Tamper) {
+		want := tamper.Do(w)
+		slices.Sort(want)
+		r := run(w, Options{stateBytes: 1})
+		require.Equal(w, want, audittest.Summary(r.Violations), "%v", r.Violations)
+	})
+}
+
+// TestKeyOfWrongTypeIsReported: a key of one of ten kinds has the wrong Redis type. The audit does
+// not stop, and a violation names the key.
+func TestKeyOfWrongTypeIsReported(t *testing.T) {
+	for _, c := range audittest.WrongTypes {
+		t.Run(c.Name, func(t *testing.T) {
+			redistest.Both(t, func(t *testing.T, url, prefix string) {
+				t.Parallel()
+				w := audittest.New(t, url, prefix, 1)
+				c.Do(w)
+				r := run(w, Options{})
+				require.True(t, c.IsReported(w, r.Violations), "%v", r.Violations)
+			})
+		})
+	}
 }

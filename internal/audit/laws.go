@@ -11,7 +11,6 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/audit/read"
-	"github.com/bulkaction/bulkaction/internal/jobs/aggregate"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/reducer"
 )
@@ -219,7 +218,7 @@ func (l *groupLaws) checkTimeOrder(s api.Status, last, at int64) int64 {
 // partial aggregates, and with those aggregates that count results.
 func (l *groupLaws) checkAggregate(reducers *reducer.Registry) {
 	var all *reducer.State
-	plan, err := aggregate.Plan(reducers, l.Fields["aggregate"])
+	plan, err := ledger.AggregatePlan(reducers, l.Fields["aggregate"])
 	if err == nil {
 		all = plan.New()
 	} // else a reducer is unknown to this program: only the numbers of results are checked
@@ -244,7 +243,7 @@ func (l *groupLaws) checkAggregate(reducers *reducer.Registry) {
 		return
 	}
 	values, _ := all.Values() // an aggregate that can't be computed is not compared
-	for _, as := range aggregate.Counts(l.Fields["aggregate"]) {
+	for _, as := range ledger.CountingAggregates(l.Fields["aggregate"]) {
 		if n := string(values[as]); n != strconv.FormatInt(reduced, 10) {
 			l.report(LawResults, "count "+as+" "+n,
 				"%d jobs are reduced, but its aggregate %q counts %s", reduced, as, n)

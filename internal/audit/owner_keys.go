@@ -36,10 +36,11 @@ func CheckOwnerKeys(ctx context.Context, conn *redisx.Conn, space keyspace.Space
 	if err != nil {
 		return fmt.Errorf("look for owner keys without a group: %w", err)
 	}
-	for _, f := range orphans {
-		report.Violations = append(report.Violations, f.Violation)
+	found := make([]Violation, len(orphans))
+	for i, f := range orphans {
+		found[i] = f.Violation
 	}
-	report.finish()
+	report.Add(found...)
 	return nil
 }
 
@@ -90,15 +91,7 @@ func FindOwnerKeysWithoutGroup(ctx context.Context, conn *redisx.Conn, space key
 // ownerPattern returns a SCAN pattern that matches the owner keys of all partitions. It may match
 // other keys too.
 func ownerPattern(space keyspace.Space) string {
-	return partitionPattern(space.Partition(0).Owner("*"))
-}
-
-// partitionPattern returns a SCAN pattern that matches a key in any partition. ofZero is the
-// pattern for partition 0.
-func partitionPattern(ofZero string) string {
-	before, after, _ := strings.Cut(ofZero, "{0}")
-	escaped := strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`).Replace(before)
-	return escaped + "{*}" + after
+	return read.AnyPartition(space.Partition(0).Owner("*"))
 }
 
 // withoutGroup filters keys: it returns the owner keys among them whose groups do not exist.

@@ -63,6 +63,7 @@ func (all Receipts) Check(ctx context.Context, conn *redisx.Conn, space keyspace
 	if err != nil {
 		return fmt.Errorf("check receipts: %w", err)
 	}
+	var found []Violation
 	for i, k := range owners {
 		v := Violation{Law: LawReceipt, Partition: space.OfGroup(k.group).Index(), Group: k.group}
 		told, have := all[k.group], read.Int(held[i].Val())
@@ -76,8 +77,8 @@ func (all Receipts) Check(ctx context.Context, conn *redisx.Conn, space keyspace
 		default:
 			continue
 		}
-		report.Violations = append(report.Violations, v)
+		found = append(found, v)
 	}
-	report.finish()
+	report.Add(found...)
 	return nil
 }

@@ -1,9 +1,12 @@
 package cli
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -126,4 +129,135 @@ func newSeal(r *Root) *cobra.Command {
 		t.row(accepted.ID, accepted.Status, ended)
 	})
 	return cmd
+}
+
+// maxShownRejects is how many rejected lines are printed at most.
+const maxShownRejects = 20
+
+// send appends the jobs of a file to a group. It shows a progress bar, and prints rejected lines.
+func (v *fileFlags) send(
+	ctx context.Context, r *Root, a *client.API, group string, file *jobFile,
+) (api.Appended, error) {
+	m := &progressReader{Reader: file, size: file.size, bar: r.newProgress()}
+	do := a.AppendNDJSON
+	if file.csv {
+		do = a.AppendCSV
+	}
+	key := v.key
+	if key == "" {
+		// This key makes it safe to run the command again with the same file and group: no job is
+		// stored twice while the server remembers the requests (RETENTION_MESSAGE_IDS). If the file
+		// was changed, each changed part is stored again.
+		key = "bulkaction submit " + group
+	}
+	appended, err := do(ctx, group, m, append(file.opts, client.WithIdempotencyKey(key))...)
+	m.bar.stop()
+	r.printRejected(appended.Rejected, appended.RejectedTotal)
+	return appended, err
+}
+
+// printRejected prints the first rejected lines to Err, at most maxShownRejects, and how many
+// others there are. With --json it prints nothing, because the JSON has them.
+func (r *Root) printRejected(lines []api.LineError, total int64) {
+	if r.JSON {
+		return
+	}
+	for _, l := range lines[:min(len(lines), maxShownRejects)] {
+		r.Notef("line %d: %s", l.Line, printable(l.Error))
+	}
+	if more := total - maxShownRejects; more > 0 {
+		r.Notef("and %s", counted(more, "more line"))
+	}
+}
+
+// requireGood checks the whole file, for --strict, before anything is sent. If lines are wrong, it
+// prints them and returns an error.
+func (v *fileFlags) requireGood(r *Root) error {
+	file, err := v.open(r.In)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = file.Close() }() // it was only read
+	found, err := file.check()
+	if err != nil || found.RejectedTotal == 0 {
+		return err
+	}
+	if r.JSON {
+		if err := r.Print(found); err != nil {
+			return err
+		}
+	}
+	r.printRejected(found.Rejected, found.RejectedTotal)
+	return withHint(fmt.Errorf("%s has %s, and --strict sends nothing then", v.file,
+		counted(found.RejectedTotal, "wrong line")),
+		"Correct the lines, or leave out --strict to send the %s.", counted(found.Jobs, "other job"))
+}
+
+// checkOnly carries out --dry-run: it checks the jobs of the file, prints the result and sends
+// nothing. Without a file, the jobs are those of --payload, which were checked before.
+func (v *fileFlags) checkOnly(r *Root, payloads []client.NewJob) error {
+	found := jobCheck{}
+	for _, p := range payloads {
+		found.add(p.Payload.(json.RawMessage), 0, nil) // group has made it
+	}
+	if v.file != "" {
+		file, err := v.open(r.In)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = file.Close() }() // it was only read
+		if found, err = file.check(); err != nil {
+			return err
+		}
+	}
+	r.printRejected(found.Rejected, found.RejectedTotal)
+	err := r.show(found, func(t table) {
+		t.row("Jobs", thousands(found.Jobs))
+		t.row("Wrong lines", thousands(found.RejectedTotal))
+		for i, p := range found.FirstPayloads {
+			t.row(fmt.Sprintf("Payload %d", i), truncate(string(p), 200))
+		}
+	})
+	if err != nil {
+		return err
+	}
+	if !r.JSON {
+		r.Notef("Nothing was sent (--dry-run).")
+	}
+	if found.RejectedTotal > 0 {
+		return withHint(fmt.Errorf("the file has %s", counted(found.RejectedTotal, "wrong line")),
+			"Correct them; without --strict, the other lines would be sent.")
+	}
+	return nil
+}
+
+// progressReader shows on a bar how much was read.
+type progressReader struct {
+	io.Reader
+	size, bytes, lines int64
+	bar                *progress
+}
+
+func (m *progressReader) Read(p []byte) (int, error) {
+	n, err := m.Reader.Read(p)
+	m.lines += int64(bytes.Count(p[:n], []byte("\n")))
+	m.bytes += int64(n)
+	note := thousands(m.lines) + " lines"
+	if m.size > 0 {
+		note += fmt.Sprintf(" (%d%%)", 100*m.bytes/m.size)
+	}
+	m.bar.show("sending", "", note, m.bytes, m.size)
+	return n, err
+}
+
+// again returns a hint how to run the command again after an interruption.
+func (v *fileFlags) again(moreFlags string) string {
+	text := "Run the same command again"
+	if moreFlags != "" {
+		text += ", with " + moreFlags
+	}
+	if v.file == fromStdin {
+		return text + " and the same input, to continue"
+	}
+	return strings.TrimSpace(text) + " and an unchanged file, to continue"
 }

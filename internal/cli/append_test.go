@@ -1,13 +1,21 @@
 package cli
 
 import (
+	"context"
+	"encoding/json"
 	"fmt"
+	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
 func TestAppendAndSeal(t *testing.T) {
@@ -162,4 +170,310 @@ func TestHeaderOfCSV(t *testing.T) {
 		require.Contains(t, got.err, c.want)
 	}
 	require.Empty(t, f.calls, "no group is created")
+}
+
+func writeFile(t *testing.T, name, content string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	require.NoError(t, os.WriteFile(path, []byte(content), 0o600))
+	return path
+}
+
+func ptr[T any](v T) *T { return &v }
+
+func TestSubmitFlags(t *testing.T) {
+	f := newFakeAPI(t)
+	got := f.exec(t.Context(), console{}, "submit", "--type", "SEND_EMAIL", "--tenant", "acme", "--id", "g", "--name", "Spring sale",
+		"--priority", "high", "--max-retries", "0", "--job-timeout", "90s", "--failure-threshold", "0.5", "--run-at", "2030-01-31T09:00:00Z",
+		"--aggregate", "as=cost,op=sum,field=data.cost", "--aggregate", "as=n,op=count",
+		"--payload", `{"to":"a@example.com"}`, "--payload", "[1,2]")
+	require.Equal(t, run{exitOK, "g\n", ""}, got)
+	at := time.Date(2030, 1, 31, 9, 0, 0, 0, time.UTC)
+	require.Equal(t, &messages.SubmitGroup{
+		ID: "g", Tenant: "acme", Name: "Spring sale", Type: "SEND_EMAIL", Priority: messages.LaneHigh, MaxRetries: ptr(0),
+		JobTimeout: messages.Duration(90 * time.Second), RunAt: &at, FailureThreshold: ptr(0.5), Seal: true,
+		Aggregate: []messages.Aggregate{{As: "cost", Op: "sum", Field: "data.cost"}, {As: "n", Op: "count"}},
+		Jobs:      []messages.Job{{Payload: json.RawMessage(`{"to":"a@example.com"}`)}, {Payload: json.RawMessage("[1,2]")}},
+	}, f.groupByID(t, "g").submitted)
+
+	got = f.exec(t.Context(), console{}, "submit", "--type", "NOOP", "--payload", "1", "--json")
+	require.Equal(t, run{exitOK, `{"id":"made-up-1","status":"COMPLETED","counts":{"accepted":1,"waiting":0,"non_ready":0,"ready":0,"in_flight":0,"done":1,"failed":0,"cancelled":0},"links":{"self":"/v1/groups/made-up-1"}}` + "\n", ""}, got)
+	require.Equal(t, &messages.SubmitGroup{ID: "made-up-1", Type: "NOOP", Seal: true, Jobs: []messages.Job{{Payload: json.RawMessage("1")}}}, f.groupByID(t, "made-up-1").submitted)
+
+	got = f.exec(t.Context(), console{}, "submit", "--type", "NOOP", "--id", "open", "--no-seal")
+	require.Equal(t, exitOK, got.code)
+	require.False(t, f.groupByID(t, "open").Sealed)
+}
+
+func TestParseRunAt(t *testing.T) {
+	now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+	at, err := parseRunAt("1h30m", now)
+	require.NoError(t, err)
+	require.Equal(t, now.Add(90*time.Minute), at)
+}
+
+func TestSubmitRefused(t *testing.T) {
+	f := newFakeAPI(t)
+	got := f.exec(t.Context(), console{}, "submit", "--type", "T", "--max-retries", "-1", "--failure-threshold", "2", "--payload", "1")
+	require.Equal(t, exitUsage, got.code)
+	require.Contains(t, got.err, "bulkaction: --max-retries -1: must be a whole number from 0 to 1000; "+
+		"--failure-threshold 2: must be a number above 0, to 1\n", "the error names the flags")
+	require.Empty(t, got.out)
+}
+
+func TestSubmitFile(t *testing.T) {
+	ndjson := func(n int) string { return strings.Repeat("{\"payload\":{\"to\":\"a@example.com\"}}\n", n) }
+	csv := "to\n" + strings.Repeat("a@example.com\n", 3)
+	for _, c := range []struct {
+		name, content, stdin string
+		args                 []string
+		jobs                 int
+	}{
+		{"a.ndjson", ndjson(12_000), "", nil, 12_000},
+		{"a.JSONL", ndjson(7), "", nil, 7},
+		{"a.csv", csv, "", nil, 3},
+		{"a.txt", csv, "", []string{"--format", "csv"}, 3},
+		{"", "", ndjson(2), nil, 2},
+		{"", "", csv, []string{"--format", "csv"}, 3},
+		{"empty.ndjson", "", "", nil, 0},
+	} {
+		t.Run(c.name+c.stdin[:min(3, len(c.stdin))], func(t *testing.T) {
+			f := newFakeAPI(t)
+			path := "-"
+			if c.name != "" {
+				path = writeFile(t, c.name, c.content)
+			}
+			args := append([]string{"submit", "--type", "T", "--id", "g", "--file", path}, c.args...)
+			got := f.exec(t.Context(), console{in: strings.NewReader(c.stdin)}, args...)
+			note := ""
+			if c.jobs == 0 {
+				note = "The file " + path + " has no lines, so it adds no jobs.\n"
+			}
+			require.Equal(t, run{exitOK, "g\n", note}, got)
+			g := f.groupByID(t, "g")
+			require.Len(t, g.jobs, c.jobs)
+			require.True(t, g.Sealed)
+			require.False(t, g.submitted.Seal, "the group is sealed only after the upload")
+
+			again := f.exec(t.Context(), console{in: strings.NewReader(c.stdin)}, args...)
+			if c.jobs > 0 {
+				note = "Group g has accepted these jobs before: nothing is new.\n"
+			}
+			require.Equal(t, run{exitOK, "g\n", note}, again)
+			require.Len(t, f.groupByID(t, "g").jobs, c.jobs)
+		})
+	}
+}
+
+func TestSubmitExample(t *testing.T) {
+	f := newFakeAPI(t)
+	got := f.exec(t.Context(), console{}, "submit", "--type", "SEND_EMAIL", "--file", "../../examples/recipients.csv", "--json")
+	require.Equal(t, exitOK, got.code, got.err)
+	var out submitted
+	require.NoError(t, json.Unmarshal([]byte(got.out), &out))
+	require.EqualValues(t, 20, *out.Accepted)
+	require.Len(t, f.groupByID(t, out.ID).jobs, 20)
+}
+
+func TestSubmitMissingFile(t *testing.T) {
+	f := newFakeAPI(t)
+	got := f.exec(t.Context(), console{}, "submit", "--type", "T", "--file", "nosuch.csv")
+	require.Equal(t, exitError, got.code)
+	require.Contains(t, got.err, "open nosuch.csv: no such file or directory")
+	got = f.exec(t.Context(), console{}, "submit", "--type", "T", "--format", "csv", "--file", ".")
+	require.Equal(t, exitError, got.code)
+	require.Contains(t, got.err, "open .: is a directory")
+	require.Empty(t, f.calls, "no group may be created")
+}
+
+func TestSubmitFileOnATerminal(t *testing.T) {
+	f := newFakeAPI(t)
+	path := writeFile(t, "a.ndjson", strings.Repeat("{\"payload\":1}\n", 6000))
+	got := f.exec(t.Context(), console{terminal: true}, "submit", "--type", "T", "--id", "g", "--file", path, "--wait")
+	require.Equal(t, exitOK, got.code)
+	require.True(t, strings.HasPrefix(got.out, "g\nGroup      g\n"), got.out)
+	require.Contains(t, got.err, "sending")
+	require.Contains(t, got.err, "6,000 lines (100%)")
+	require.Contains(t, got.err, "6,000 of 6,000 ended (100%)")
+}
+
+func TestSubmitWithBadLines(t *testing.T) {
+	f := newFakeAPI(t)
+	path := writeFile(t, "a.ndjson", "{\"payload\":1}\n{\"pay\":2}\n{\"payload\":3}\n"+strings.Repeat("x\n", 30))
+	got := f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--file", path)
+	require.Equal(t, exitError, got.code)
+	require.Equal(t, "g\n", got.out)
+	lines := strings.Split(got.err, "\n")
+	require.Contains(t, lines[0], "line 2: ")
+	require.Contains(t, lines[0], "pay: not a known field")
+	require.Contains(t, lines[19], "line 22: ")
+	require.Equal(t, "and 11 more lines", lines[20])
+	require.Equal(t, "bulkaction: 31 lines rejected; group g has 2 other jobs of the file", lines[21])
+	require.True(t, f.groupByID(t, "g").Sealed)
+
+	got = f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "h", "--file", path, "--json", "--wait")
+	require.Equal(t, exitError, got.code)
+	var out submitted
+	require.NoError(t, json.Unmarshal([]byte(got.out), &out))
+	require.EqualValues(t, 2, *out.Accepted)
+	require.EqualValues(t, 31, out.RejectedTotal)
+	require.Len(t, out.Rejected, 31)
+	require.EqualValues(t, 2, out.Group.Counts.Done)
+
+	got = f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "i", "--file", writeFile(t, "b.ndjson", "x\n"))
+	require.Equal(t, exitError, got.code)
+	require.Contains(t, got.err, "bulkaction: no line was accepted, so group i is cancelled\nCorrect the lines and submit the file again, under another --id")
+	require.Empty(t, got.out)
+	require.EqualValues(t, "CANCELLED", f.groupByID(t, "i").Status)
+}
+
+func TestSubmitWaits(t *testing.T) {
+	f := newFakeAPI(t)
+	got := f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--payload", "1", "--wait")
+	require.Equal(t, exitOK, got.code, got.err)
+	require.True(t, strings.HasPrefix(got.out, "g\nGroup      g\n"))
+	require.Empty(t, got.err)
+
+	got = f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "h", "--payload", `"fail"`, "--wait", "--json")
+	require.Equal(t, exitFailedJobs, got.code)
+	var out submitted
+	require.NoError(t, json.Unmarshal([]byte(got.out), &out))
+	require.EqualValues(t, "COMPLETED", out.Status)
+	require.EqualValues(t, 1, out.Group.Counts.Failed)
+
+	f.keepOpen = true
+	waited := make(chan run)
+	go func() {
+		waited <- f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "i", "--payload", "1", "--wait")
+	}()
+	require.Eventually(t, func() bool { return f.called("GET /v1/groups/i/events") }, waitFor, tick)
+	require.Equal(t, exitOK, f.exec(t.Context(), console{}, "cancel", "i").code)
+	got = <-waited
+	require.Equal(t, exitError, got.code)
+	require.Contains(t, got.err, "group i was cancelled: 1 job did not run")
+}
+
+func TestSubmitBody(t *testing.T) {
+	f := newFakeAPI(t)
+	const body = `{"id": "g", "type": "T", "seal": true, "jobs": [{"payload": 1}]}`
+	require.Equal(t, run{exitOK, "g\n", ""}, f.exec(t.Context(), console{}, "submit", "--body", writeFile(t, "body.json", body)))
+	require.Len(t, f.groupByID(t, "g").jobs, 1)
+	got := f.exec(t.Context(), console{in: strings.NewReader(strings.Replace(body, "g", "h", 1))}, "submit", "--body", "-", "--wait")
+	require.Equal(t, exitOK, got.code)
+	require.Len(t, f.groupByID(t, "h").jobs, 1)
+
+	for content, want := range map[string]string{
+		"{":             "is not the JSON of a group",
+		`{"type": "T"}`: "--wait would never end",
+	} {
+		got := f.exec(t.Context(), console{in: strings.NewReader(content)}, "submit", "--body", "-", "--wait")
+		require.Equal(t, exitUsage, got.code)
+		require.Contains(t, got.err, want)
+	}
+}
+
+func TestSubmitRetriesWhileTheServerIsBusy(t *testing.T) {
+	f := newFakeAPI(t)
+	f.busyAppends = 3
+	got := f.exec(t.Context(), console{in: strings.NewReader("{\"payload\":1}\n")}, "submit", "--type", "T", "--id", "g", "--file", "-")
+	notes := ""
+	for left := 11; left > 8; left-- {
+		notes += fmt.Sprintf("The API refuses the jobs now (429: the backlog is full). Trying again in 1 s, at most %d more times; Ctrl-C ends this.\n", left)
+	}
+	require.Equal(t, run{exitOK, "g\n", notes}, got)
+	require.Len(t, f.groupByID(t, "g").jobs, 1)
+
+	f.busyAppends = 1
+	got = f.exec(t.Context(), console{in: strings.NewReader("{\"payload\":1}\n"), terminal: true}, "submit", "--type", "T", "--id", "h", "--file", "-")
+	require.Equal(t, exitOK, got.code)
+	require.Equal(t, 1, strings.Count(got.err, "The API refuses the jobs now (429: the backlog is full)."), "also above a bar")
+}
+
+func TestSubmitInterruptedWhileTheServerIsBusy(t *testing.T) {
+	f := newFakeAPI(t)
+	f.busyAppends, f.retryAfter = 1, "60"
+	ctx, cancel := context.WithCancel(t.Context())
+	notes := cancelAt{"Trying again in 60 s, at most 11 more times", cancel, &strings.Builder{}}
+	code := Main(ctx, []string{"--api", f.URL, "submit", "--type", "T", "--id", "g", "--file", "-"},
+		IO{In: strings.NewReader("{\"payload\":1}\n"), Out: io.Discard, Err: notes})
+	require.Equal(t, exitInterrupted, code)
+	require.Contains(t, notes.String(), "bulkaction: interrupted\n"+
+		"The last attempt: append to group g: 429 Too Many Requests: "+api.ErrBackpressure.Error()+": the backlog is full (try again in 1m0s)\n"+
+		"Group g has accepted at least 0 jobs and is not sealed.")
+}
+
+// cancelAt cancels a context when a text is written to it.
+type cancelAt struct {
+	text   string
+	cancel func()
+	*strings.Builder
+}
+
+func (c cancelAt) Write(p []byte) (int, error) {
+	if strings.Contains(string(p), c.text) {
+		c.cancel()
+	}
+	return c.Builder.Write(p)
+}
+
+func TestHintWhenRedisIsOutOfMemory(t *testing.T) {
+	refused := &api.BackpressureError{RetryAfter: 5 * time.Second, Reason: "Redis is out of memory"}
+	err := &client.Error{Status: 429, RetryAfter: refused.RetryAfter, Problem: api.Problem{Title: "Too Many Requests", Detail: refused.Error()}}
+	require.EqualError(t, err, "429 Too Many Requests: not accepted now: Redis is out of memory (try again in 5s)")
+	require.Equal(t, `Raise Redis's maxmemory, or cancel groups: docs/operations.md, "Memory is full".`, advice(err))
+}
+
+func TestNoteOfAnAPIThatDoesNotAnswer(t *testing.T) {
+	var err strings.Builder
+	r := &Root{IO: IO{Err: &err}}
+	r.noteRetry(io.ErrUnexpectedEOF, 100*time.Millisecond, 3)
+	r.noteRetry(&client.Error{Status: 503, Problem: api.Problem{Title: "Service Unavailable"}}, time.Second, 2)
+	require.Equal(t, "The API does not answer now (unexpected EOF). Trying again in 1 s, at most 3 more times; Ctrl-C ends this.\n"+
+		"The API refuses the jobs now (503: Service Unavailable). Trying again in 1 s, at most 2 more times; Ctrl-C ends this.\n", err.String())
+}
+
+func TestSubmitHintsHowToContinue(t *testing.T) {
+	f := newFakeAPI(t)
+	require.Equal(t, exitOK, f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--no-seal").code)
+	require.Equal(t, exitOK, f.exec(t.Context(), console{}, "cancel", "g").code)
+	f.groups["g"].Sealed = true
+	got := f.exec(t.Context(), console{in: strings.NewReader("{\"payload\":1}\n")}, "submit", "--type", "T", "--id", "g", "--file", "-")
+	require.Equal(t, exitError, got.code)
+	require.Equal(t, "bulkaction: group g is sealed: it takes no more jobs\nSubmit the file as a group of its own, under another --id.\n", got.err)
+	f.groups["g"].Sealed, f.failSeals = false, true
+	got = f.exec(t.Context(), console{in: strings.NewReader("{\"payload\":1}\n")}, "submit", "--type", "T", "--id", "g", "--file", "-")
+	require.Equal(t, exitError, got.code)
+	require.Contains(t, got.err, "Group g has accepted at least 1 jobs and is not sealed. "+
+		"Run the same command again and the same input, to continue: no job counts twice. Or `bulkaction cancel g`.")
+}
+
+func TestSubmitInterruptedWhileSending(t *testing.T) {
+	for _, terminal := range []bool{false, true} {
+		f := newFakeAPI(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		in, out := io.Pipe()
+		done := make(chan run)
+		go func() {
+			done <- f.exec(ctx, console{in: in, terminal: terminal}, "submit", "--type", "T", "--file", "-")
+		}()
+		for range 5001 { // more than one request
+			_, err := fmt.Fprintln(out, `{"payload":1}`)
+			require.NoError(t, err)
+		}
+		require.Eventually(t, func() bool {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			for _, g := range f.groups {
+				return len(g.jobs) == 5000
+			}
+			return false
+		}, waitFor, tick)
+		cancel()
+		got := <-done
+		require.NoError(t, out.Close())
+		require.Equal(t, exitInterrupted, got.code)
+		require.Contains(t, got.err, "bulkaction: interrupted\nGroup ")
+		require.Regexp(t, "has accepted at least (0|5000) jobs and is not sealed. Run the same command again, with --id ", got.err)
+		require.Empty(t, got.out)
+	}
 }

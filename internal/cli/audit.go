@@ -14,6 +14,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/audit"
+	"github.com/bulkaction/bulkaction/internal/audit/checkers"
 	"github.com/bulkaction/bulkaction/internal/audit/repair"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
@@ -228,7 +229,7 @@ func (a *auditCommand) audit(
 			err = repair.OwnerKeys(ctx, conn, space, tell)
 		}
 		if err == nil {
-			err = repair.Guards(ctx, conn, space, tell)
+			err = checkers.RepairGuards(ctx, conn, space, tell)
 		}
 	} else {
 		report, err = audit.Run(ctx, conn, space, audit.Options{})
@@ -237,10 +238,10 @@ func (a *auditCommand) audit(
 		err = audit.CheckOwnerKeys(ctx, conn, space, &report)
 	}
 	if err == nil {
-		err = audit.CheckGuards(ctx, conn, space, &report)
+		err = checkers.CheckGuards(ctx, conn, space, &report)
 	}
 	if err == nil {
-		err = audit.CheckRooms(ctx, conn, space, &report)
+		err = checkers.CheckRooms(ctx, conn, space, &report)
 	}
 	if call.IsOOM(err) {
 		err = fmt.Errorf(

@@ -1,19 +1,32 @@
 package cli
 
 import (
+	"crypto/tls"
 	"encoding/json"
+	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/guard"
 	"github.com/bulkaction/bulkaction/internal/audit"
+	"github.com/bulkaction/bulkaction/internal/audit/repair"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
+	"github.com/bulkaction/bulkaction/internal/testkit/certtest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
+	"github.com/bulkaction/bulkaction/internal/testkit/tamper"
 )
 
 func TestAudit(t *testing.T) {
@@ -63,8 +76,8 @@ func TestAudit(t *testing.T) {
 	for _, v := range report.Violations {
 		laws[v.Law] += v.Detail + "\n"
 	}
-	require.Contains(t, laws[audit.LawRoomState], "event sale: it has users, but no settings")
-	require.Contains(t, laws[audit.LawRoomState], "event sale: the user with number 3 is in waiting and has no record")
+	require.Contains(t, laws[waitingroom.LawState], "event sale: it has users, but no settings")
+	require.Contains(t, laws[waitingroom.LawState], "event sale: the user with number 3 is in waiting and has no record")
 
 	got = console{}.exec(t.Context(), "audit", "--key-prefix", "y:")
 	require.Equal(t, exitError, got.code)
@@ -94,4 +107,225 @@ func TestAuditRefusesWrongFlagsAndReportsMissingRedis(t *testing.T) {
 	require.Contains(t, got.err, "Give the address of Redis with --redis-url or BULKACTION_REDIS_URL.")
 	require.NotContains(t, got.err, "secret")
 	require.Empty(t, logged.String(), "no log line may appear: the error says it")
+}
+
+// newAuditedGroup stores the group g of the tenant acme, with three jobs, and sets the environment
+// so that `bulkaction audit` uses its Redis. It returns a client of this Redis, and the key space.
+func newAuditedGroup(t *testing.T) (*redis.Client, keyspace.Space) {
+	_, url := redistest.Mini(t)
+	const prefix = "x:"
+	t.Setenv("BULKACTION_REDIS_URL", url)
+	t.Setenv("BULKACTION_KEY_PREFIX", prefix)
+	opts, err := redis.ParseURL(url)
+	require.NoError(t, err)
+	c := redis.NewClient(opts)
+	t.Cleanup(func() { _ = c.Close() })
+	space, err := keyspace.New(prefix, 2)
+	require.NoError(t, err)
+	require.NoError(t, c.Set(t.Context(), space.PartitionCount(), 2, 0).Err())
+	p := space.OfTenant("acme")
+	require.NoError(t, c.Set(t.Context(), space.OfGroup("g").Owner("g"), "acme", 0).Err())
+	_, err = ledger.Create(t.Context(), c, p, ledger.CreateArgs{Group: "g", Tenant: "acme", Type: "T", Hash: "h", Fields: map[string]string{"lane": "normal"}})
+	require.NoError(t, err)
+	_, err = ledger.Append(t.Context(), c, p, ledger.AppendArgs{Group: "g", Limit: 10, Mode: ledger.AppendSeal, Jobs: make([]ledger.NewJob, 3)})
+	require.NoError(t, err)
+	return c, space
+}
+
+func TestAuditRepair(t *testing.T) {
+	c, space := newAuditedGroup(t)
+	p := space.OfTenant("acme")
+	require.NoError(t, c.LPop(t.Context(), p.Queue("g", "T")).Err())
+	require.NoError(t, c.Set(t.Context(), space.OfGroup("gone").Owner("gone"), "acme", 0).Err())
+	tamper.SetEntered(t, c, p, "g", api.StatusRunning, time.UnixMilli(9e12))
+
+	type answer struct {
+		audit.Report
+		Repairs []repair.Result `json:"repairs"`
+	}
+	got := console{}.exec(t.Context(), "audit", "--repair", "--json")
+	require.Equal(t, exitError, got.code, "violations that a repair cannot remove remain")
+	var report answer
+	require.NoError(t, json.Unmarshal([]byte(got.out), &report))
+	require.Len(t, report.Violations, 1)
+	require.Equal(t, audit.LawLifecycle, report.Violations[0].Law)
+	zero := int64(0)
+	require.Equal(t, []repair.Result{
+		{Law: "location", Partition: p.Index(), Group: "g", Ordinal: &zero, Done: true, Detail: "it was waiting at attempt 0 and at no location: it has failed, with code LOST"},
+		{Law: "lifecycle", Partition: p.Index(), Group: "g", Detail: report.Violations[0].Detail + "; the right times are not known; this does no harm"},
+		{Law: "registry", Partition: space.OfGroup("gone").Index(), Group: "gone", Done: true,
+			Detail: "its owner key says tenant acme, but there is no such group; now the key is gone"},
+	}, report.Repairs)
+	require.Contains(t, got.err, "repaired: partition")
+	require.Contains(t, got.err, "not repaired: partition")
+	require.NotContains(t, got.err, "; repaired", "a line contains the repair once")
+	require.Zero(t, c.Exists(t.Context(), space.OfGroup("gone").Owner("gone")).Val())
+	repaired, err := ledger.ReadGroups(t.Context(), c, p, []string{"g"})
+	require.NoError(t, err)
+	require.Equal(t, map[string]int64{"LOST": 1}, repaired[0].FailuresByCode)
+
+	tamper.SetEntered(t, c, p, "g", api.StatusRunning, time.Time{})
+	require.Equal(t, run{exitOK, `{"ok":true,"groups":1,"jobs":3,"violations":[],"repairs":[]}` + "\n", ""}, console{}.exec(t.Context(), "audit", "--repair", "--json"))
+	require.Equal(t, run{exitOK, "ok: 1 groups, 3 jobs\n", ""}, console{}.exec(t.Context(), "audit"))
+}
+
+// TestAuditRepairsGuards breaks each law of guards once.
+func TestAuditRepairsGuards(t *testing.T) {
+	c, space := newAuditedGroup(t)
+	ctx := t.Context()
+	guards := guard.New(c, guard.Prefix(space.Prefix()))
+	_, err := guards.Pool(ctx, "smtp", guard.Spec{Members: []guard.Member{{ID: "a"}, {ID: "b"}}})
+	require.NoError(t, err)
+	base := keyspace.GuardBase(space.Prefix(), "pool", "smtp")
+	require.Equal(t, run{exitOK, "ok: 1 groups, 3 jobs\n", ""}, console{}.exec(ctx, "audit"))
+
+	require.NoError(t, c.ZRem(ctx, base+"free", "a").Err())
+	require.NoError(t, c.HSet(ctx, base+"m:b", "h", 0, "p", 2).Err())
+	require.NoError(t, c.HSet(ctx, base+"waiters", "x", "client|1").Err())
+	got := console{}.exec(ctx, "audit")
+	require.Equal(t, exitError, got.code)
+	require.Contains(t, got.err, "found violations: 3")
+	require.NotContains(t, got.out, "-1", "a guard is in no partition")
+	for _, want := range []string{
+		"guard pool/smtp: member a could be lent", "guard pool/smtp: member b counts 2 probes", "guard pool/smtp: call x waits",
+	} {
+		require.Contains(t, got.out, want)
+	}
+	got = console{}.exec(ctx, "audit", "--repair", "--json")
+	require.Equal(t, exitOK, got.code, got.err)
+	require.Contains(t, got.err, "repaired: guard-state: guard pool/smtp: member a could be lent")
+	require.Contains(t, got.err, "repaired: guard-held: ")
+	require.Contains(t, got.err, "repaired: guard-queue: ")
+	require.Equal(t, run{exitOK, `{"ok":true,"groups":1,"jobs":3,"violations":[],"repairs":[]}` + "\n", ""}, console{}.exec(ctx, "audit", "--repair", "--json"))
+}
+
+func TestAuditReceipts(t *testing.T) {
+	c, space := newAuditedGroup(t)
+	file := filepath.Join(t.TempDir(), "receipts")
+	receipts := func(lines ...string) run {
+		require.NoError(t, os.WriteFile(file, []byte(strings.Join(lines, "\n")), 0o600))
+		return console{}.exec(t.Context(), "audit", "--receipts", file, "--json")
+	}
+	const fine = `{"ok":true,"groups":1,"jobs":3,"violations":[],"receipts":%d}` + "\n"
+	require.Equal(t, run{exitOK, fmt.Sprintf(fine, 1), ""}, receipts(`{"group":"g","accepted":2}`, "", `{"group":"g","accepted":3}`))
+	require.Equal(t, run{exitOK, fmt.Sprintf(fine, 0), ""}, receipts(), "an empty file of receipts is reported as 0 receipts")
+	require.Equal(t, run{exitOK, "ok: 1 groups, 3 jobs, 0 receipts\n", ""}, console{}.exec(t.Context(), "audit", "--receipts", file))
+	got := receipts(`{"group":"g","accepted":2}`, strings.Repeat(" ", 1<<17))
+	require.Equal(t, exitUsage, got.code)
+	require.Contains(t, got.err, "--receipts: line 2: it is longer than 65536 bytes")
+	for _, bad := range []string{"nonsense", `{"group":"g"}`, `{"accepted":1}`, `{"group":"g","accepted":-1}`} {
+		got := receipts(`{"group":"g","accepted":2}`, bad)
+		require.Equal(t, exitUsage, got.code)
+		require.Contains(t, got.err, `--receipts: line 2: {"group": "…", "accepted": n} is expected`)
+	}
+
+	require.NoError(t, c.Set(t.Context(), space.OfGroup("half").Owner("half"), "acme", 0).Err())
+	got = receipts(`{"group":"g","accepted":5}`, `{"group":"gone","accepted":7}`, `{"group":"half","accepted":4}`)
+	require.Equal(t, exitError, got.code)
+	var report audit.Report
+	require.NoError(t, json.Unmarshal([]byte(got.out), &report))
+	var told []string
+	for _, v := range report.Violations {
+		told = append(told, v.Law+" "+v.Group+": "+v.Detail)
+	}
+	require.ElementsMatch(t, []string{
+		"receipt g: 2 jobs are missing: it holds 3 of the 5 that its producer was told",
+		"receipt gone: 7 jobs are missing: there is no such group",
+		"receipt half: 4 jobs are missing: it holds 0 of the 4 that its producer was told",
+		"registry half: its owner key says tenant acme, but there is no such group",
+	}, told)
+}
+
+// TestAuditCountsAll: of many violations of the same kind, the audit prints 100 and a last line
+// that says how many more there are. It counts all of them.
+func TestAuditCountsAll(t *testing.T) {
+	c, space := newAuditedGroup(t)
+	p := space.OfTenant("acme")
+	_, err := ledger.Create(t.Context(), c, p, ledger.CreateArgs{Group: "many", Tenant: "acme", Type: "T", Hash: "h", Fields: map[string]string{"lane": "normal"}})
+	require.NoError(t, err)
+	require.NoError(t, c.Set(t.Context(), space.OfGroup("many").Owner("many"), "acme", 0).Err())
+	_, err = ledger.Append(t.Context(), c, p, ledger.AppendArgs{Group: "many", Limit: 1000, Jobs: make([]ledger.NewJob, 150)})
+	require.NoError(t, err)
+	require.NoError(t, c.Del(t.Context(), p.Queue("many", "T")).Err())
+	got := console{}.exec(t.Context(), "audit")
+	require.Equal(t, exitError, got.code)
+	lines := strings.Split(strings.TrimSpace(got.out), "\n")
+	require.Len(t, lines, 1+100+1)
+	require.Contains(t, lines[101], "and 50 more like these")
+	require.Contains(t, got.err, "found violations: 150\n")
+}
+
+// TestHTTPS: with --ca-file, --cert-file and --key-file, or BULKACTION_CA_FILE, a command calls an
+// API that speaks https. It explains each of eleven mistakes.
+func TestHTTPS(t *testing.T) {
+	ca, other := certtest.New(t), certtest.New(t)
+	server, own, wrong := ca.Issue(), ca.Issue(), ca.Issue(certtest.Name("bulk.example"))
+	serve := func(pair certtest.Pair, auth tls.ClientAuthType) string {
+		loaded, err := tls.LoadX509KeyPair(pair.CertFile, pair.KeyFile)
+		require.NoError(t, err)
+		s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = w.Write([]byte(`{"tenants":[]}`))
+		}))
+		s.TLS = &tls.Config{Certificates: []tls.Certificate{loaded}, ClientAuth: auth, ClientCAs: ca.Pool()}
+		s.StartTLS()
+		t.Cleanup(s.Close)
+		return s.URL
+	}
+	open, closed, misnamed := serve(server, tls.NoClientCert), serve(server, tls.RequireAndVerifyClientCert), serve(wrong, tls.NoClientCert)
+	plain := httptest.NewServer(http.NotFoundHandler())
+	t.Cleanup(plain.Close)
+	tenants := func(args ...string) run {
+		return console{}.exec(t.Context(), append([]string{"tenant", "ls"}, args...)...)
+	}
+	for name, c := range map[string]struct {
+		args []string
+		code int
+		says string
+	}{
+		"authority":           {[]string{"--api", open, "--ca-file", ca.CAFile}, exitOK, ""},
+		"certificate":         {[]string{"--api", closed, "--ca-file", ca.CAFile, "--cert-file", own.CertFile, "--key-file", own.KeyFile}, exitOK, ""},
+		"unknown authority":   {[]string{"--api", open, "--ca-file", other.CAFile}, exitError, "Give the authority that signed the API's certificate with --ca-file or BULKACTION_CA_FILE."},
+		"no authority":        {[]string{"--api", open}, exitError, "Give the authority that signed the API's certificate with --ca-file"},
+		"wrong name":          {[]string{"--api", misnamed, "--ca-file", ca.CAFile}, exitError, "Give --api a name that the API's certificate has."},
+		"no certificate":      {[]string{"--api", closed, "--ca-file", ca.CAFile}, exitError, "The API demands a certificate that it trusts: give it with --cert-file and --key-file."},
+		"https to http":       {[]string{"--api", "https://" + plain.Listener.Addr().String(), "--ca-file", ca.CAFile}, exitError, "The API does not speak TLS: give --api with http://."},
+		"http to https":       {[]string{"--api", "http" + open[len("https"):]}, exitError, "The API speaks TLS: give --api with https://."},
+		"flags without https": {[]string{"--api", plain.URL, "--ca-file", ca.CAFile}, exitUsage, "need an --api that begins with https://"},
+		"no key":              {[]string{"--api", open, "--cert-file", own.CertFile}, exitUsage, "give --cert-file and --key-file together"},
+		"absent file":         {[]string{"--api", open, "--ca-file", "nosuch.pem"}, exitUsage, "--ca-file: open nosuch.pem"},
+		"empty file":          {[]string{"--api", open, "--ca-file", own.KeyFile}, exitUsage, "has no certificate in PEM"},
+		"wrong key":           {[]string{"--api", open, "--cert-file", own.CertFile, "--key-file", server.KeyFile}, exitUsage, "--cert-file: "},
+	} {
+		got := tenants(c.args...)
+		require.Equal(t, c.code, got.code, "%s: %s", name, got.err)
+		require.Contains(t, got.err, c.says, name)
+	}
+	t.Setenv("BULKACTION_CA_FILE", ca.CAFile)
+	require.Equal(t, exitOK, tenants("--api", open).code)
+}
+
+// TestAuditOverTLS: audit, as a command that goes to Redis, uses the environment variables of the
+// roles for TLS and for the password.
+func TestAuditOverTLS(t *testing.T) {
+	ca := certtest.New(t)
+	own := ca.Issue()
+	s := redistest.Server(t, redistest.TLS(ca), redistest.Args("--requirepass", "sesame"))
+	password := filepath.Join(t.TempDir(), "password")
+	require.NoError(t, os.WriteFile(password, []byte("sesame\n"), 0o600))
+	url := "rediss://" + s.TLSAddr()
+	t.Setenv("BULKACTION_REDIS_URL", "redis://127.0.0.1:1")
+	t.Setenv("BULKACTION_REDIS_PASSWORD_FILE", password)
+	got := console{}.exec(t.Context(), "audit", "--redis-url", url)
+	require.Equal(t, exitError, got.code)
+	require.Contains(t, got.err, "set REDIS_TLS_CA_FILE")
+	t.Setenv("BULKACTION_REDIS_TLS_CA_FILE", ca.CAFile)
+	t.Setenv("BULKACTION_REDIS_TLS_CERT_FILE", own.CertFile)
+	got = console{}.exec(t.Context(), "audit", "--redis-url", url)
+	require.Equal(t, exitUsage, got.code)
+	require.Contains(t, got.err, "BULKACTION_REDIS_TLS_CERT_FILE: must be set together with TLS_KEY_FILE")
+	t.Setenv("BULKACTION_REDIS_TLS_KEY_FILE", own.KeyFile)
+	got = console{}.exec(t.Context(), "audit", "--redis-url", url)
+	require.Equal(t, exitError, got.code)
+	require.Contains(t, got.err, "no role has used this Redis", "it has connected")
 }

@@ -4,6 +4,8 @@ package cli
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,10 +16,14 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
+	"unicode"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/term"
 
+	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
 	"github.com/bulkaction/bulkaction/internal/process/app"
 )
@@ -73,7 +79,7 @@ var commands = []Command{
 	newWorker, newGuard, newRoom, newDeadLetters, newRejected, newActivity, newStats, newHistory, newAudit, newKey,
 	newACL,
 	newDev, newDemo, newConsole,
-	newBench, newRole, newGuardLoad, newRoomLoad,
+	newRole,
 }
 
 // Main runs the command line args and returns its exit code. more are commands in addition to those
@@ -205,16 +211,12 @@ func (r *Root) withAPI(
 
 // parentCommand returns a command that only has subcommands.
 func parentCommand(name, short string, subcommands ...*cobra.Command) *cobra.Command {
-	names := make([]string, len(subcommands))
-	for i, m := range subcommands {
-		names[i] = m.Name()
-	}
 	cmd := &cobra.Command{
 		Use:   name,
 		Short: short,
 		Args:  cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			return usagef("%s needs a subcommand: %s", name, strings.Join(names, ", "))
+			return usagef("%s needs a subcommand: %s", name, namesOf(subcommands))
 		},
 	}
 	cmd.AddCommand(subcommands...)
@@ -255,4 +257,132 @@ func (r *Root) exitCode(ctx context.Context, called *cobra.Command, err error) i
 	}
 	r.printError(err)
 	return exitError
+}
+
+const keyVariable = "BULKACTION_API_KEY"
+
+// apiKey returns the API key for calls of the API, or "" if none is set, and the variable or file
+// that it is from. A key in both is an error. Errors do not contain the key.
+func (r *Root) apiKey() (key, from string, err error) {
+	key, from = os.Getenv(keyVariable), keyVariable
+	if r.keyFile != "" {
+		if key != "" {
+			return "", "", usagef("there are two API keys: in %s and in the file %s; unset one of them",
+				keyVariable, r.keyFile)
+		}
+		text, err := os.ReadFile(r.keyFile)
+		if err != nil {
+			return "", "", withHint(fmt.Errorf("read the API key: %w", err),
+				"Give the file with --api-key-file or BULKACTION_API_KEY_FILE.")
+		}
+		key, from = strings.TrimSpace(string(text)), "the file "+r.keyFile
+		if key == "" {
+			return "", "", usagef("%s is empty: it must have an API key", from)
+		}
+	}
+	if strings.ContainsFunc(key, func(c rune) bool { return c > unicode.MaxASCII || c <= ' ' || c == 0x7f }) {
+		return "", "", usagef("%s has no API key: a key has no spaces, line ends or other such characters", from)
+	}
+	return key, from, nil
+}
+
+// tlsFlags are the global flags for an API that speaks https.
+type tlsFlags struct{ caFile, certFile, keyFile string }
+
+func (f *tlsFlags) add(flags *pflag.FlagSet) {
+	flags.StringVar(&f.caFile, "ca-file", os.Getenv("BULKACTION_CA_FILE"),
+		"PEM file with the authorities that may sign the API's certificate (default: those of the system);\n"+
+			"BULKACTION_CA_FILE sets the default")
+	flags.StringVar(&f.certFile, "cert-file", os.Getenv("BULKACTION_CERT_FILE"),
+		"PEM file with a certificate, if the API demands one; BULKACTION_CERT_FILE sets the default")
+	flags.StringVar(&f.keyFile, "key-file", os.Getenv("BULKACTION_KEY_FILE"),
+		"key of --cert-file; BULKACTION_KEY_FILE sets the default")
+}
+
+// config returns the TLS configuration from the flags; an error unless the scheme of the API's
+// address is https.
+func (f *tlsFlags) config(scheme string) (*tls.Config, error) {
+	if scheme != "https" {
+		return nil, usagef("--ca-file, --cert-file and --key-file need an --api that begins with https://")
+	}
+	if (f.certFile == "") != (f.keyFile == "") {
+		return nil, usagef("give --cert-file and --key-file together")
+	}
+	config := &tls.Config{MinVersion: tls.VersionTLS12}
+	if f.caFile != "" {
+		pem, err := os.ReadFile(f.caFile)
+		if err != nil {
+			return nil, usagef("--ca-file: %v", err)
+		}
+		config.RootCAs = x509.NewCertPool()
+		if !config.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, usagef("--ca-file %s: has no certificate in PEM", f.caFile)
+		}
+	}
+	if f.certFile != "" {
+		pair, err := tls.LoadX509KeyPair(f.certFile, f.keyFile)
+		if err != nil {
+			return nil, usagef("--cert-file: %v", err)
+		}
+		config.Certificates = []tls.Certificate{pair}
+	}
+	return config, nil
+}
+
+// tlsAdvice returns a hint what to do about a failed TLS handshake; "" for other errors.
+func tlsAdvice(err error) string {
+	_, unknownAuthority := errors.AsType[x509.UnknownAuthorityError](err)
+	_, wrongName := errors.AsType[x509.HostnameError](err)
+	invalid, isInvalid := errors.AsType[x509.CertificateInvalidError](err)
+	says := func(text string) bool { return strings.Contains(err.Error(), text) } // errors without a type
+	switch {
+	case unknownAuthority:
+		return "Give the authority that signed the API's certificate with --ca-file or BULKACTION_CA_FILE."
+	case wrongName:
+		return "Give --api a name that the API's certificate has."
+	case isInvalid && invalid.Reason == x509.Expired:
+		return "The API needs a certificate that is valid now; or a clock is wrong."
+	case says("server gave HTTP response to HTTPS client"):
+		return "The API does not speak TLS: give --api with http://."
+	case says("HTTP request to an HTTPS server"):
+		return "The API speaks TLS: give --api with https://."
+	case says("remote error: tls: "), says("http2: client conn could not be established"):
+		return "The API demands a certificate that it trusts: give it with --cert-file and --key-file."
+	}
+	return ""
+}
+
+// patientAPI returns a client that attempts a call up to 12 times, so that a busy server delays a
+// command instead of ending it. The client prints why a call waits (noteRetry).
+func (r *Root) patientAPI() (*client.API, error) {
+	return r.API(client.WithRetry(12, time.Minute), client.WithRetryNotice(r.noteRetry))
+}
+
+// noteRetry prints to Err that a call has failed and is attempted again.
+func (r *Root) noteRetry(err error, wait time.Duration, left int) {
+	what := fmt.Sprintf("The API does not answer now (%s).", err)
+	if e, ok := errors.AsType[*client.Error](err); ok {
+		reason := strings.TrimPrefix(e.Problem.Detail, api.ErrBackpressure.Error()+": ")
+		if reason == "" {
+			reason = e.Problem.Title
+		}
+		what = fmt.Sprintf("The API refuses the jobs now (%d: %s).", e.Status, reason)
+	}
+	line := printable(fmt.Sprintf("%s Trying again in %d s, at most %d more times; Ctrl-C ends this.",
+		what, (wait+time.Second-1)/time.Second, left))
+	if !r.shown.printAbove(line) {
+		r.Notef("%s", line)
+	}
+}
+
+// lastRefusal returns the error of the last attempt of a call whose next attempt was interrupted;
+// nil if err is not the error of such a call.
+func lastRefusal(err error) error {
+	if both, ok := errors.AsType[interface {
+		error
+		Unwrap() []error
+	}](err); ok && !errors.Is(both.Unwrap()[0], context.Canceled) {
+		return both.Unwrap()[0]
+	}
+	return nil
 }

@@ -6,12 +6,15 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"regexp"
 	"strings"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/internal/process/app"
 )
 
 // usageError is the error for a mistake in the command line or in an environment variable. Its exit
@@ -26,6 +29,9 @@ func usagef(format string, args ...any) error { return &usageError{fmt.Sprintf(f
 // are valid. It returns other errors unchanged, and that of a flag whose valid values it does not
 // know.
 func flagError(err error) error {
+	if own, ok := errors.AsType[*usageError](err); ok {
+		return own
+	}
 	bad, ok := errors.AsType[*pflag.InvalidValueError](err)
 	if !ok {
 		return err
@@ -179,4 +185,83 @@ func advice(err error) string {
 		return "The server's log says more."
 	}
 	return ""
+}
+
+// unknownCommand matches the flag library's error about an unknown command.
+var unknownCommand = regexp.MustCompile(`^unknown command "([^"]*)"`)
+
+// explain improves two kinds of errors: for an unknown command or flag it suggests the nearest one,
+// and for wrong fields in a call of the API it names the command's flags instead of the fields. It
+// returns other errors unchanged.
+func explain(cmd *cobra.Command, err error) error {
+	if err == nil || cmd == nil {
+		return err
+	}
+	if match := unknownCommand.FindStringSubmatch(err.Error()); match != nil {
+		return unknown(cmd, match[1])
+	}
+	if bad, ok := errors.AsType[*pflag.NotExistError](err); ok {
+		var names []string
+		cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
+		if near := app.Nearest(bad.GetSpecifiedName(), names); near != "" {
+			return usagef("%v; did you mean --%s?", err, near)
+		}
+		return usagef("%v; `%s --help` lists the flags", err, cmd.CommandPath())
+	}
+	if refused, ok := errors.AsType[*client.Error](err); ok {
+		return namedByFlags(cmd, refused, err)
+	}
+	return err
+}
+
+// unknown returns the error for an argument that is not a subcommand of cmd.
+func unknown(cmd *cobra.Command, name string) error {
+	cmd.SuggestionsMinimumDistance = 2
+	near, path := cmd.SuggestionsFor(name), cmd.CommandPath()
+	switch {
+	case !cmd.HasAvailableSubCommands():
+		return usagef("%s takes no argument %q", cmd.Name(), name)
+	case len(near) > 0:
+		return usagef("unknown command %q for %q; did you mean `%s %s`?", name, path,
+			path, strings.Join(near, "` or `"+path+" "))
+	case cmd.HasParent():
+		return usagef("unknown command %q for %q; there are: %s", name, path, namesOf(cmd.Commands()))
+	}
+	return usagef("unknown command %q for %q; `bulkaction --help` lists the commands", name, path)
+}
+
+// namesOf returns the names of commands, without hidden ones.
+func namesOf(commands []*cobra.Command) string {
+	var names []string
+	for _, c := range commands {
+		if c.IsAvailableCommand() {
+			names = append(names, c.Name())
+		}
+	}
+	return strings.Join(names, ", ")
+}
+
+// namedByFlags returns an API error about fields with the names of the flags that set these fields.
+// It returns err if no field belongs to a flag of cmd that was given.
+func namedByFlags(cmd *cobra.Command, refused *client.Error, err error) error {
+	found := false
+	problems := make([]string, len(refused.Problem.Fields))
+	for i, f := range refused.Problem.Fields {
+		name := strings.ReplaceAll(f.Field, "_", "-")
+		if flag := cmd.Flags().Lookup(name); flag != nil && flag.Changed {
+			value := " " + flag.Value.String()
+			if flag.Value.Type() == "bool" {
+				value = "" // it is given without a value
+			}
+			// A flag takes no number without a unit.
+			problem := strings.Replace(f.Problem, " or a number of seconds", "", 1)
+			problems[i], found = fmt.Sprintf("--%s%s: %s", name, value, problem), true
+			continue
+		}
+		problems[i] = f.Field + ": " + f.Problem
+	}
+	if !found {
+		return err
+	}
+	return &usageError{strings.Join(problems, "; ")}
 }

@@ -3,10 +3,12 @@ package cli
 import (
 	"cmp"
 	"context"
-	"iter"
+	"errors"
+	"fmt"
+	"io"
 	"slices"
+	"strconv"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -24,7 +26,7 @@ func newGroups(r *Root) *cobra.Command {
 
 func newGroupsLs(r *Root) *cobra.Command {
 	var filter client.GroupFilter
-	var status, since string
+	var status string
 	var paused, failedJobs bool
 	var list listFlags
 	cmd := &cobra.Command{
@@ -33,7 +35,7 @@ func newGroupsLs(r *Root) *cobra.Command {
 		Long: "List the groups, newest first. With --status and without --tenant, the newest is the one that was\n" +
 			"opened or has ended last; otherwise, and for CANCELLED, the one that was created last.",
 		Example: "  bulkaction groups ls --status FAILED --since 24h",
-		Args: func(cmd *cobra.Command, args []string) (err error) {
+		Args: func(cmd *cobra.Command, args []string) error {
 			status = strings.ToUpper(status)
 			if status != "" && !slices.Contains(statuses, status) {
 				return usagef("--status %q: must be one of %s", status, strings.Join(statuses, ", "))
@@ -50,12 +52,6 @@ func newGroupsLs(r *Root) *cobra.Command {
 			}
 			if cmd.Flags().Changed("failed-jobs") {
 				filter.FailedJobs = &failedJobs
-			}
-			if filter.Since, err = parseSince(since, time.Now()); err != nil {
-				return err
-			}
-			if err := list.check(); err != nil {
-				return err
 			}
 			return cobra.NoArgs(cmd, args)
 		},
@@ -81,52 +77,267 @@ func newGroupsLs(r *Root) *cobra.Command {
 	cmd.Flags().BoolVar(&failedJobs, "failed-jobs", false, "only groups with failed jobs, also COMPLETED ones; "+
 		"--failed-jobs=false: only those without")
 	cmd.Flags().StringVar(&filter.Prefix, "prefix", "", "only groups whose id begins with this")
-	cmd.Flags().StringVar(&since, "since", "", "only groups created since then: a time such as 2026-01-02T15:04:05Z, "+
-		"or an age such as 24h")
+	addSince(cmd.Flags(), &filter.Since, "only groups created")
 	list.add(cmd, "groups")
 	return cmd
 }
 
-// listFlags say how many items of a long list are printed.
-type listFlags struct {
-	limit int
-	all   bool
-	order string // which items come first; "": the newest
-}
-
-func (l *listFlags) add(cmd *cobra.Command, what string) {
-	cmd.Flags().IntVar(&l.limit, "limit", 100, "number of "+what+" to print; 0: all")
-	cmd.Flags().BoolVar(&l.all, "all", false, "print all "+what)
-}
-
-// check refuses a negative limit. With --all it sets the limit to 0.
-func (l *listFlags) check() error {
-	if l.limit < 0 {
-		return usagef("--limit %d: must be 0 (all) or more", l.limit)
+func newStatus(r *Root) *cobra.Command {
+	return &cobra.Command{
+		Use:   "status GROUP",
+		Short: "Show a group: counts, failures by code, aggregate, timestamps",
+		Long: "Show a group: counts, failures by code, aggregate, timestamps.\nThe exit code is 0, also if jobs " +
+			"failed; `watch` and `submit --wait` return 3 then.",
+		Args: requireID("group"),
+		RunE: r.withAPI(func(ctx context.Context, a *client.API, args []string) error {
+			g, err := a.Group(ctx, args[0])
+			if err != nil {
+				return err
+			}
+			if err := r.show(g, func(t table) { groupRows(t, g) }); err != nil {
+				return err
+			}
+			if err := failedJobs(g); err != nil && !r.JSON {
+				r.Notef("%s", advice(err))
+			}
+			return nil
+		}),
 	}
-	if l.all {
-		l.limit = 0
+}
+
+func newResults(r *Root) *cobra.Command {
+	return &cobra.Command{
+		Use:   "results GROUP",
+		Short: "Print the results of a group's done jobs",
+		Args:  requireID("group"),
+		RunE: r.withAPI(func(ctx context.Context, a *client.API, args []string) error {
+			return printLines(r, a.Results(ctx, args[0]), &columns[api.Result]{
+				none:   "No results yet.",
+				format: "%-10v %-20v %-8v %12v %v",
+				head:   []any{"JOB", "KEY", "ATTEMPTS", "MS", "DATA"},
+				cells: func(s api.Result) []any {
+					ms := strconv.FormatFloat(s.DurationMS, 'f', 1, 64)
+					return []any{s.Ordinal, cmp.Or(s.Key, "-"), s.Attempts, ms, string(s.Data)}
+				},
+			})
+		}),
+	}
+}
+
+func newWatch(r *Root) *cobra.Command {
+	return &cobra.Command{
+		Use:   "watch GROUP",
+		Short: "Follow a group to its end",
+		Long: "Follow a group to its end. It prints a line for each change of the group's state, or with --json for\n" +
+			"each event, and then a summary. The exit code is 3 if the group ends with failed jobs.",
+		Args: requireID("group"),
+		RunE: r.withAPI(func(ctx context.Context, a *client.API, args []string) error {
+			first := true
+			g, err := r.follow(ctx, a, args[0], func(e api.Event) error {
+				if first && !r.JSON && e.Group != nil && neverEnds(*e.Group) { // no bar is shown yet
+					r.Notef("Group %[1]s is not sealed, so it does not end: `bulkaction seal %[1]s` says that it has "+
+						"all its jobs.", e.Group.ID)
+				}
+				first = first && e.Group == nil
+				return r.printEvent(e)
+			})
+			if err != nil {
+				return err
+			}
+			if !r.JSON {
+				if err := r.show(g, func(t table) { groupRows(t, g) }); err != nil {
+					return err
+				}
+			}
+			return failedJobs(g)
+		}),
+	}
+}
+
+// follow follows a group until the group has ended, and returns its final state. It calls emit with
+// each event, and on a terminal shows a progress bar.
+func (r *Root) follow(ctx context.Context, a *client.API, id string, emit func(api.Event) error) (api.Group, error) {
+	bar := r.newProgress()
+	defer bar.stop()
+	for e, err := range a.Events(ctx, id, "") {
+		if err != nil && ctx.Err() != nil {
+			return api.Group{}, withHint(err,
+				"The group still runs: `bulkaction watch %[1]s` follows it again, `bulkaction cancel %[1]s` "+
+					"cancels it.", id)
+		}
+		if err != nil {
+			return api.Group{}, err
+		}
+		if err := emit(e); err != nil {
+			return api.Group{}, err
+		}
+		if e.Group == nil {
+			continue
+		}
+		bar.showGroup("", *e.Group)
+		if e.Group.Status.Ended() && len(e.Omitted) == 0 {
+			return *e.Group, nil
+		}
+	}
+	return a.Group(ctx, id)
+}
+
+// neverEnds reports whether a group can't end because it is not sealed and has no announced total.
+func neverEnds(g api.Group) bool { return !g.Sealed && g.Total == nil && !g.Status.Ended() }
+
+const typeProgress = "group.progress"
+
+// isPast reports whether the group has already left the status that its event shows. Then the
+// event's counts are not of that time.
+func isPast(g api.Group) bool {
+	at := slices.Index(lifecycle, strings.ToLower(string(g.Status)))
+	return slices.ContainsFunc(lifecycle[at+1:], func(later string) bool {
+		_, reached := g.Timestamps[later]
+		return reached
+	})
+}
+
+// printEvent prints an event of a group: with --json as JSON, otherwise a line for each change of
+// state. It prints no line if a progress bar shows the state on the same terminal.
+func (r *Root) printEvent(e api.Event) error {
+	if r.JSON {
+		return r.Print(e)
+	}
+	if e.Group == nil || e.Type == typeProgress || (r.IsTerminal && r.OutIsTerminal) {
+		return nil
+	}
+	line := fmt.Sprintf("%s %s\n", formatTime(e.At), e.Group.Status)
+	if !isPast(*e.Group) {
+		line = fmt.Sprintf("%s %-11s %s, %s failed\n", formatTime(e.At), e.Group.Status, progressText(*e.Group),
+			thousands(e.Group.Counts.Failed))
+	}
+	_, err := io.WriteString(r.Out, line)
+	return err
+}
+
+// States that a command prints.
+const (
+	statePaused  = "paused"
+	stateResumed = "resumed"
+)
+
+// groupActions returns functions that create the commands cancel, pause and resume.
+func groupActions() []Command {
+	var all []Command
+	for _, action := range []struct {
+		name, short string
+		do          func(*client.API, context.Context, string) (api.Accepted, error)
+		pauseState  string // "" for an action whose effect the status shows
+	}{
+		{"cancel", "Cancel a group at once: none of its jobs starts any more", (*client.API).Cancel, ""},
+		{"pause", "Pause a group: none of its jobs starts until it is resumed; running jobs finish",
+			(*client.API).Pause, statePaused},
+		{"resume", "Resume a paused group", (*client.API).Resume, stateResumed},
+	} {
+		all = append(all, func(r *Root) *cobra.Command {
+			return &cobra.Command{
+				Use:   action.name + " GROUP",
+				Short: action.short,
+				Args:  requireID("group"),
+				RunE: ask(r, func(ctx context.Context, a *client.API, args []string) (actionAnswer, error) {
+					accepted, err := action.do(a, ctx, args[0])
+					answer := actionAnswer{Accepted: accepted}
+					if action.pauseState != "" {
+						paused := action.pauseState == statePaused
+						answer.Paused = &paused
+					}
+					return answer, err
+				}, func(t table, answer actionAnswer) {
+					cells := []any{answer.ID, answer.Status}
+					if action.pauseState != "" {
+						cells = append(cells, action.pauseState)
+					}
+					t.row(cells...)
+				}),
+			}
+		})
+	}
+	return all
+}
+
+// actionAnswer is the answer to a change of a group.
+type actionAnswer struct {
+	api.Accepted
+	Paused *bool `json:"paused,omitempty"` // nil for an action that neither pauses nor resumes
+}
+
+func newType(r *Root) *cobra.Command {
+	known := func(ctx context.Context, a *client.API, typ string) bool {
+		stats, err := a.Stats(ctx)
+		return err != nil || slices.ContainsFunc(stats.Types, func(t api.TypeStats) bool { return t.Type == typ })
+	}
+	return parentCommand("type", "Pause and resume job types; `stats` shows those that are paused",
+		newPause(r, "type", (*client.API).PauseType, known, "Type %s is unknown: it has neither jobs nor workers."),
+		newResume(r, "type", (*client.API).ResumeType))
+}
+
+// pauseCall is a call of the API that pauses or resumes a tenant or type.
+type pauseCall func(*client.API, context.Context, string) (api.Paused, error)
+
+// newPause returns the command that pauses a tenant or type. If known returns false, the command
+// first prints warning, that the name is unknown. It pauses nevertheless, because jobs of this name
+// may come later.
+func newPause(
+	r *Root, kind string, pause pauseCall, known func(context.Context, *client.API, string) bool, warning string,
+) *cobra.Command {
+	return &cobra.Command{
+		Use:   "pause " + strings.ToUpper(kind),
+		Short: "Pause a " + kind + ": none of its jobs starts until it is resumed; running jobs finish",
+		Args:  requireID(kind),
+		RunE: ask(r, func(ctx context.Context, a *client.API, args []string) (api.Paused, error) {
+			if !known(ctx, a, args[0]) {
+				r.Notef(warning+" It stays paused until `bulkaction %s resume %s`.", args[0], kind, args[0])
+			}
+			return pause(a, ctx, args[0])
+		}, pauseRow),
+	}
+}
+
+func newResume(r *Root, kind string, resume pauseCall) *cobra.Command {
+	return &cobra.Command{
+		Use:   "resume " + strings.ToUpper(kind),
+		Short: "Resume a paused " + kind,
+		Args:  requireID(kind),
+		RunE: ask(r, func(ctx context.Context, a *client.API, args []string) (api.Paused, error) {
+			return resume(a, ctx, args[0])
+		}, pauseRow),
+	}
+}
+
+func pauseRow(t table, p api.Paused) {
+	state := stateResumed
+	if p.Paused {
+		state = statePaused
+	}
+	t.row(p.ID, state)
+}
+
+// requireID returns a check of a command's arguments. It accepts exactly one argument: a valid id.
+// kind names it in errors, for example "tenant".
+func requireID(kind string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) != 1 {
+			return usagef("%s needs the id of one %s, got %s", cmd.Name(), kind, argumentsText(args))
+		}
+		return checkID(kind, args[0])
+	}
+}
+
+// checkID returns an error unless id is valid.
+func checkID(kind, id string) error {
+	if !api.ValidID(id) {
+		return usagef("%s id %q: must "+api.IDRule, kind, id)
 	}
 	return nil
 }
 
-// printList prints the first limit items of a list (0: all), and a note if there are more.
-func printList[T any](r *Root, list listFlags, items iter.Seq2[T, error], c *columns[T]) error {
-	more := false
-	err := printLines(r, func(yield func(T, error) bool) {
-		seen := 0
-		for item, err := range items {
-			if list.limit > 0 && seen == list.limit {
-				more = err == nil
-				return
-			}
-			if seen++; !yield(item, err) {
-				return
-			}
-		}
-	}, c)
-	if more {
-		r.Notef("Only the %s %d are printed; --all prints all.", cmp.Or(list.order, "newest"), list.limit)
-	}
-	return err
-}
+func isNotFound(err error) bool { return errors.Is(err, client.ErrNotFound) }
+
+// isUnknownID reports whether err says that the API knows the call, but not the object with the id
+// in it.
+func isUnknownID(err error) bool { return isNotFound(err) && !isOtherServer(err) }

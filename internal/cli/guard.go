@@ -78,7 +78,8 @@ func newGuardLs(r *Root) *cobra.Command {
 			}
 			slices.SortFunc(all, func(a, b api.GuardSummary) int { return cmp.Compare(a.Name, b.Name) })
 			all = slices.CompactFunc(all, func(a, b api.GuardSummary) bool { return a.Name == b.Name })
-			return printLines(r, each(all), &columns[api.GuardSummary]{
+			sorted := everyPage(func(string) ([]api.GuardSummary, string, error) { return all, "", nil })
+			return printLines(r, sorted, &columns[api.GuardSummary]{
 				none: "No guard yet. Guards of your own are listed if you create them with the API's " +
 					`BULKACTION_KEY_PREFIX, such as guard.Prefix("bulk-action:").`,
 				format: "%-32v %8v %8v %8v %8v %8v %12v %12v %8v",
@@ -96,17 +97,6 @@ func newGuardLs(r *Root) *cobra.Command {
 	cmd.Flags().StringVar(&kind, "kind", "", "only guards of this kind; without it, those of all kinds but key, of\n"+
 		"which there may be many")
 	return cmd
-}
-
-// each iterates over items that can't fail.
-func each[T any](items []T) func(yield func(T, error) bool) {
-	return func(yield func(T, error) bool) {
-		for _, item := range items {
-			if !yield(item, nil) {
-				return
-			}
-		}
-	}
 }
 
 func newGuardShow(r *Root) *cobra.Command {

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -29,9 +30,6 @@ func newJobs(r *Root) *cobra.Command {
 			filter.State = strings.ReplaceAll(strings.ToLower(filter.State), "-", "_")
 			if filter.State != "" && !slices.Contains(api.JobStates, filter.State) {
 				return usagef("--state %q: must be one of %s", filter.State, strings.Join(api.JobStates, ", "))
-			}
-			if err := list.check(); err != nil {
-				return err
 			}
 			return requireID("group")(cmd, args)
 		},
@@ -78,8 +76,8 @@ func newJob(r *Root) *cobra.Command {
 			case key == "" && len(args) != 2, key != "" && len(args) != 1:
 				return usagef("job needs a group, and an ordinal or --key, got %s", argumentsText(args))
 			case key == "":
-				if ordinal, err = strconv.ParseInt(args[1], 10, 64); err != nil || ordinal < 0 {
-					return usagef("ordinal %q: must be a whole number from 0", args[1])
+				if ordinal, err = parseOrdinal(args[1]); err != nil {
+					return err
 				}
 			}
 			return checkID("group", args[0])
@@ -96,10 +94,7 @@ func newJob(r *Root) *cobra.Command {
 				}
 				ordinal = found.Ordinal
 			}
-			j, err := a.Job(ctx, args[0], ordinal)
-			if isNotFound(err) {
-				return hintUnknownJob(ctx, a, args[0], err)
-			}
+			j, err := jobOf(ctx, a, args[0], ordinal)
 			if err != nil {
 				return err
 			}
@@ -149,13 +144,264 @@ func first[T any](items iter.Seq2[T, error]) (*T, error) {
 
 // jobRows adds what is known of a job to the table.
 func jobRows(t table, j api.Job) {
-	why := api.Why{Job: j.ID}
-	if j.Why != nil {
-		why = *j.Why
-	}
-	whyRows(t, why, &j)
+	whyRows(t, whyOf(j), &j)
 	t.row("Attempts", j.Attempts)
 	if j.TraceID != "" {
 		t.row("Trace", j.TraceID)
 	}
+}
+
+func newFailures(r *Root) *cobra.Command {
+	var payload, summary bool
+	var code string
+	cmd := &cobra.Command{
+		Use:   "failures GROUP",
+		Short: "Print a group's failed jobs, or what their errors have in common",
+		Long: "Print a group's failed jobs. With --summary, count them by code, and by errors that differ only in\n" +
+			"digits, UUIDs, and names and addresses of hosts and users; 5,000 failed jobs are read for that.",
+		Example: "  bulkaction failures promo-7 --summary",
+		Args: func(cmd *cobra.Command, args []string) error {
+			if summary && (payload || code != "") {
+				return usagef("--summary: can't be combined with --payload or --code")
+			}
+			return requireID("group")(cmd, args)
+		},
+		RunE: r.withAPI(func(ctx context.Context, a *client.API, args []string) error {
+			if summary {
+				sum, err := a.FailureSummary(ctx, args[0])
+				if err != nil {
+					return err
+				}
+				return r.show(sum, func(t table) { summaryRows(t, sum) })
+			}
+			failures, last := a.Failures(ctx, args[0]), "ERROR"
+			if payload {
+				failures, last = a.FailuresWithPayloads(ctx, args[0]), "ERROR, PAYLOAD"
+			}
+			if code != "" {
+				q := client.FailureQuery{Code: code, Payloads: payload, Limit: 1000}
+				failures = everyPage(func(cursor string) ([]api.Failure, string, error) {
+					q.Cursor = cursor
+					page, err := a.FailurePage(ctx, args[0], q)
+					return page.Failures, page.Cursor, err
+				})
+			}
+			return printLines(r, failures, &columns[api.Failure]{
+				none:   "No failed jobs found.",
+				format: "%-10v %-20v %-20v %-8v %-20v %v",
+				head:   []any{"JOB", "KEY", "CODE", "ATTEMPTS", "AT", last},
+				cells: func(f api.Failure) []any {
+					text := f.Error
+					if payload {
+						text += "  " + string(f.Payload)
+					}
+					return []any{f.Ordinal, cmp.Or(f.Key, "-"), f.Code, f.Attempts, formatTime(f.At), text}
+				},
+			})
+		}),
+	}
+	cmd.Flags().BoolVar(&payload, "payload", false, "print the payloads, too")
+	cmd.Flags().BoolVar(&summary, "summary", false, "count by code and error, with examples")
+	cmd.Flags().StringVar(&code, "code", "", "only jobs that failed with this code")
+	return cmd
+}
+
+// summaryRows adds to the table the error codes, the fingerprints of each, and an example of each
+// fingerprint.
+func summaryRows(t table, sum api.FailureSummary) {
+	t.row("Failed jobs", thousands(sum.Total))
+	t.row("Read", thousands(sum.Seen))
+	for _, c := range sum.Codes {
+		t.section(c.Code, thousands(c.Count))
+		for _, f := range c.Fingerprints {
+			about := ""
+			if sum.Seen < sum.Total {
+				about = "about "
+			}
+			t.row("  "+about+thousands(f.Count), f.Text)
+			for _, s := range f.Samples[:min(1, len(f.Samples))] {
+				t.row("", "job "+thousands(s.Ordinal)+": "+truncate(s.Error, 200))
+			}
+		}
+	}
+}
+
+// mapWidth is how many characters of a map a line has.
+const mapWidth = 80
+
+func newMap(r *Root) *cobra.Command {
+	var buckets int
+	cmd := &cobra.Command{
+		Use:   "map GROUP",
+		Short: "Show the states of a group's jobs by ordinal",
+		Long: "Show the states of a group's jobs by ordinal. A character stands for a range of jobs and shows the\n" +
+			"state of most of them: W waiting, N non-ready, R ready, I in flight, D done, F failed, C cancelled; f:\n" +
+			"some have failed, but not most. The first column is the ordinal of the line's first job.",
+		Args: func(cmd *cobra.Command, args []string) error {
+			if buckets < 1 || buckets > 1000 {
+				return usagef("--buckets %d: must be 1 to 1000", buckets)
+			}
+			return requireID("group")(cmd, args)
+		},
+		RunE: ask(r, func(ctx context.Context, a *client.API, args []string) (api.JobMap, error) {
+			return a.JobMap(ctx, args[0], buckets)
+		}, mapRows),
+	}
+	cmd.Flags().IntVar(&buckets, "buckets", 5*mapWidth, "number of ranges, 1 to 1000")
+	return cmd
+}
+
+// mapRows adds the lines of a map.
+func mapRows(t table, m api.JobMap) {
+	t.row("Jobs", thousands(m.Jobs))
+	for len(m.Buckets) > 0 {
+		n := min(mapWidth, len(m.Buckets))
+		var line strings.Builder
+		for i := range m.Buckets[:n] {
+			line.WriteByte(mapLetter(&m.Buckets[i]))
+		}
+		t.row(thousands(m.Buckets[0].From), line.String())
+		m.Buckets = m.Buckets[n:]
+	}
+}
+
+// mapLetter returns the character for a range of jobs: the letter of the most frequent state, or f
+// if another state is more frequent than failed but some jobs failed.
+func mapLetter(b *api.MapBucket) byte {
+	letter, most := byte('?'), int64(0)
+	for i, n := range []int64{b.Failed, b.InFlight, b.Ready, b.NonReady, b.Waiting, b.Done, b.Cancelled} {
+		if n > most {
+			letter, most = "FIRNWDC"[i], n
+		}
+	}
+	if b.Failed > 0 && letter != 'F' {
+		return 'f'
+	}
+	return letter
+}
+
+func newWhy(r *Root) *cobra.Command {
+	var ordinal int64
+	return &cobra.Command{
+		Use:   "why GROUP [ORDINAL]",
+		Short: "Say why a job, or the next job of a group, is not running",
+		Long: "Say why a job is not running. The reason is the first of these that applies: paused, scheduled,\n" +
+			"no_processor, retry, congestion, resource, rate, fairness. Without ORDINAL it is the reason of the\n" +
+			"group's next job. --json prints the job, or without ORDINAL the reason.",
+		Example: "  bulkaction why promo-7 0",
+		Args: func(cmd *cobra.Command, args []string) (err error) {
+			if len(args) < 1 || len(args) > 2 {
+				return usagef("why needs a group, and an ordinal for one of its jobs, got %s", argumentsText(args))
+			}
+			if len(args) == 2 {
+				if ordinal, err = parseOrdinal(args[1]); err != nil {
+					return err
+				}
+			}
+			return checkID("group", args[0])
+		},
+		RunE: r.withAPI(func(ctx context.Context, a *client.API, args []string) error {
+			if len(args) == 1 {
+				why, err := a.Why(ctx, args[0])
+				if err != nil {
+					return err
+				}
+				return r.show(why, func(t table) { whyRows(t, why, nil) })
+			}
+			j, err := jobOf(ctx, a, args[0], ordinal)
+			if err != nil {
+				return err
+			}
+			return r.show(j, func(t table) { whyRows(t, whyOf(j), &j) })
+		}),
+	}
+}
+
+// jobOf returns a job of a group. If the group has no such job, the error says which ordinals there
+// are.
+func jobOf(ctx context.Context, a *client.API, group string, ordinal int64) (api.Job, error) {
+	j, err := a.Job(ctx, group, ordinal)
+	if !isNotFound(err) {
+		return j, err
+	}
+	g, lost := a.Group(ctx, group)
+	switch n := g.Counts.Accepted; {
+	case lost != nil:
+		return j, err
+	case n == 0:
+		return j, withHint(err, "Group %s exists and has no jobs yet.", group)
+	default:
+		return j, withHint(err, "Group %s exists; the ordinals of its jobs are 0 to %d.", group, n-1)
+	}
+}
+
+func parseOrdinal(arg string) (int64, error) {
+	n, err := strconv.ParseInt(arg, 10, 64)
+	if err != nil || n < 0 {
+		return 0, usagef("ordinal %q: must be a whole number from 0", arg)
+	}
+	return n, nil
+}
+
+func whyOf(j api.Job) api.Why { return *cmp.Or(j.Why, &api.Why{Job: j.ID}) }
+
+// whyRows adds to the table why a job waits. j is nil if the server named only the group's next
+// job.
+func whyRows(t table, w api.Why, j *api.Job) {
+	if w.Job != "" {
+		t.row("Job", w.Job)
+	}
+	if j != nil {
+		if j.Key != "" {
+			t.row("Key", j.Key)
+		}
+		t.row("State", strings.ReplaceAll(j.State, "_", " "))
+	}
+	if w.Reason != "" {
+		t.row("Waits for", w.Reason)
+	}
+	if w.Detail != "" {
+		t.row("Why", w.Detail)
+	}
+	if w.Until != nil {
+		t.row("Not before", formatTime(*w.Until))
+	}
+	if w.Position != nil {
+		t.row("Jobs before it", thousands(*w.Position))
+	}
+	if w.EstimateSeconds != nil {
+		t.row("Starts in about", formatSeconds(*w.EstimateSeconds))
+	}
+	if l := w.Limit; l != nil {
+		t.row("Limit", whyLimitText(*l))
+	}
+	if j != nil {
+		errorRows(t, j.Errors)
+	}
+}
+
+// errorRows adds the last errors of a job, newest first.
+func errorRows(t table, errs []api.JobError) {
+	name := "Last error"
+	for _, e := range errs {
+		t.row(name, fmt.Sprintf("%s: %s (attempt %d, %s)", e.Code, e.Error, e.Attempt, formatTime(e.At)))
+		name = "Error before"
+	}
+}
+
+func whyLimitText(l api.WhyLimit) string {
+	rps := plainNumber(l.RPS)
+	// a partition has only a part of the global limit
+	if globalPermits := perWindow(l.RPS, l.WindowMS); l.Scope == "global" && globalPermits > l.PerWindow {
+		return fmt.Sprintf("%s a second for all tenants; its partition has %s of the %s of a window of %d ms, %s used",
+			rps, thousands(l.PerWindow), thousands(globalPermits), l.WindowMS, thousands(l.Used))
+	}
+	whose := map[string]string{"tenant": "its tenant", "share": "its tenant's share", "global": "all tenants"}[l.Scope]
+	return fmt.Sprintf("%s a second for %s; %s of %s used in this window of %d ms",
+		rps, whose, thousands(l.Used), thousands(l.PerWindow), l.WindowMS)
+}
+
+// formatDuration formats seconds as 1m23s.
+func formatDuration(s float64) string {
+	return time.Duration(s * float64(time.Second)).Round(time.Second).String()
 }

@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/alicebob/miniredis/v2/server"
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
@@ -17,85 +16,65 @@ import (
 	"github.com/bulkaction/bulkaction/internal/process/dev"
 )
 
-// The tests in this file make mistakes that newcomers make. The command must say what is wrong and
-// what to do.
-
-// mistake runs a wrong command line, and requires each of the texts in the error output.
-func mistake(t *testing.T, code int, args []string, says ...string) {
-	t.Helper()
-	got := newFakeAPI(t).exec(t.Context(), console{}, args...)
-	require.Equal(t, code, got.code, got.err)
-	for _, text := range says {
-		require.Contains(t, got.err, text)
+// TestMistakes makes mistakes that newcomers make. The command must say what is wrong and what to
+// do. A case with a file submits it too.
+func TestMistakes(t *testing.T) {
+	t.Setenv("BULKACTION_API_ALLOW_UNAUTHENTICATED", "")
+	for _, c := range []struct {
+		code       int
+		args       string // divided at the spaces
+		file, text string
+		says       string
+	}{
+		{exitUsage, "submit --type NOOP --payload {to:a@example.com}", "", "",
+			"--payload number 1 is not JSON: write it in single quotes, for example --payload '{\"to\": \"a@example.com\"}'"},
+		{exitError, "submit --type NOOP --file nosuch.csv", "", "",
+			"open nosuch.csv: no such file or directory\nGive the path of a file, or - for standard input."},
+		{exitError, "submit --type NOOP", "a.csv", "", "the file is empty"},
+		{exitError, "submit --type NOOP", "a.csv", "", "A CSV file begins with a header row"},
+		{exitError, "submit --type NOOP", "a.csv", "to;age\na@example.com;41\n", "whose name contains a semicolon"},
+		{exitError, "submit --type NOOP", "a.csv", "to;age\na@example.com;41\n", "Give --delimiter ';'"},
+		{exitError, "submit --type NOOP --types age:number --dry-run", "a.csv", "to,age\na@example.com,old\n",
+			"line 2: column 2 (age) must be a number such as 12 or -0.5, or empty"},
+		{exitError, "submit --type NOOP --types age:number --dry-run", "a.csv", "to,age\na@example.com,old\n", "Correct them"},
+		{exitError, "submit --type NOOP", "a.csv", "to,to\n",
+			`line 1, column 2 repeats the name "to" of column 1: each column needs a name of its own`},
+		{exitFailedJobs, "submit --type T --id g --wait", "a.ndjson", "{\"payload\":\"fail\"}\nx\n",
+			"group g has ended: 1 of 1 jobs failed; besides, 1 line rejected\nSee them with `bulkaction failures g`"},
+		{exitError, "status nosuch", "", "", "group nosuch: not found"},
+		{exitError, "status nosuch", "", "", "Check the group's id"},
+		{exitError, "status nosuch", "", "", "`bulkaction rejected`"},
+		{exitError, "append nosuch", "a.ndjson", "{\"payload\":1}\n", "`bulkaction groups ls` lists the groups"},
+		{exitUsage, "submit --type NOOP --payload 1 --max-retries -1", "", "", "--max-retries -1: must be a whole number from 0 to 1000"},
+		{exitUsage, "dev --addr localhost", "", "", `--addr "localhost": must be host:port`},
+		{exitUsage, "dev --addr :18080", "", "", `--addr ":18080": give the host, too, such as 127.0.0.1:18080`},
+		{exitUsage, "demo --tenants 0", "", "", "--tenants 0: must be at least 1\n"},
+		{exitUsage, "demo --jobs 0", "", "", "--jobs 0: must be at least 1\n"},
+		{exitUsage, "demo --jobs 1", "", "", "--jobs 1 --tenants 3: each tenant needs at least one job; give --tenants 1\n"},
+	} {
+		t.Run(c.args+": "+c.says, func(t *testing.T) {
+			args := strings.Fields(c.args)
+			if c.file != "" {
+				args = append(args, "--file", writeFile(t, c.file, c.text))
+			}
+			got := newFakeAPI(t).exec(t.Context(), console{}, args...)
+			require.Equal(t, c.code, got.code, got.err)
+			require.Contains(t, got.err, c.says)
+		})
 	}
 }
 
-func TestMistakeUnknownCommand(t *testing.T) {
-	mistake(t, exitUsage, []string{"sumbit"}, "did you mean `bulkaction submit`?")
-}
-
-func TestMistakeWrongFlag(t *testing.T) {
-	mistake(t, exitUsage, []string{"submit", "--typ", "NOOP"}, "unknown flag: --typ; did you mean --type?")
-}
-
-func TestMistakeNoJobs(t *testing.T) {
-	mistake(t, exitUsage, []string{"submit", "--type", "NOOP"}, "give --file, --payload or --body")
-}
-
-func TestMistakeMalformedPayload(t *testing.T) {
-	mistake(t, exitUsage, []string{"submit", "--type", "NOOP", "--payload", "{to: a@example.com}"},
-		"--payload number 1 is not JSON: write it in single quotes, for example --payload '{\"to\": \"a@example.com\"}'")
-}
-
-func TestMistakeMissingFile(t *testing.T) {
-	mistake(t, exitError, []string{"submit", "--type", "NOOP", "--file", "nosuch.csv"},
-		"open nosuch.csv: no such file or directory", "Give the path of a file, or - for standard input.")
-}
-
-func TestMistakeEmptyFile(t *testing.T) {
-	mistake(t, exitError, []string{"submit", "--type", "NOOP", "--file", writeFile(t, "a.csv", "")},
-		"the file is empty", "A CSV file begins with a header row")
-}
-
-func TestMistakeUnknownExtension(t *testing.T) {
-	mistake(t, exitUsage, []string{"submit", "--type", "NOOP", "--file", "jobs.xlsx"},
-		"unknown format of jobs.xlsx: give --format ndjson or --format csv")
-}
-
-func TestMistakeSemicolons(t *testing.T) {
-	mistake(t, exitError, []string{"submit", "--type", "NOOP", "--file", writeFile(t, "a.csv", "to;age\na@example.com;41\n")},
-		"whose name contains a semicolon", "Give --delimiter ';'")
-}
-
-func TestMistakeTextInANumberField(t *testing.T) {
-	mistake(t, exitError, []string{
-		"submit", "--type", "NOOP", "--types", "age:number", "--dry-run",
-		"--file", writeFile(t, "a.csv", "to,age\na@example.com,old\n"),
-	}, "line 2: column 2 (age) must be a number such as 12 or -0.5, or empty", "Correct them")
-}
-
-func TestMistakeRepeatedColumn(t *testing.T) {
-	mistake(t, exitError, []string{"submit", "--type", "NOOP", "--file", writeFile(t, "a.csv", "to,to\n")},
-		`line 1, column 2 repeats the name "to" of column 1: each column needs a name of its own`)
-}
-
-func TestMistakeOrdinalIsNoNumber(t *testing.T) {
-	mistake(t, exitUsage, []string{"why", "g", "first"}, `ordinal "first": must be a whole number from 0`)
-}
-
-func TestMistakeUnknownGroup(t *testing.T) {
-	mistake(t, exitError, []string{"status", "nosuch"}, "group nosuch: not found", "Check the group's id", "`bulkaction rejected`")
-	mistake(t, exitError, []string{"append", "nosuch", "--file", writeFile(t, "a.ndjson", "{\"payload\":1}\n")},
-		"`bulkaction groups ls` lists the groups")
-}
-
-func TestMistakeWaitWithoutSeal(t *testing.T) {
-	mistake(t, exitUsage, []string{"submit", "--type", "NOOP", "--no-seal", "--wait"}, "--wait would never end with --no-seal")
-}
-
-func TestMistakeValueOfAFlag(t *testing.T) {
-	mistake(t, exitUsage, []string{"submit", "--type", "NOOP", "--payload", "1", "--max-retries", "-1"},
-		"--max-retries -1: must be a whole number from 0 to 1000")
+// TestMistakesInSettings: a wrong setting is named with what to do.
+func TestMistakesInSettings(t *testing.T) {
+	_, unknown, err := app.Load([]string{"BULKACTION_REDIS_URI=redis://127.0.0.1:6379"}, nil)
+	require.NoError(t, err)
+	require.Equal(t, []app.Unknown{{Name: "BULKACTION_REDIS_URI", DidYouMean: "BULKACTION_REDIS_URL"}}, unknown, "each role logs it")
+	_, err = app.LoadSettings(map[string]string{"BULKACTION_WORKER_COUNT": "4"}, nil)
+	require.ErrorIs(t, err, app.ErrConfig)
+	require.ErrorContains(t, err, "BULKACTION_WORKER_COUNT: leave out BULKACTION_ in the names of settings")
+	_, _, err = app.Load([]string{"BULKACTION_JOB_TIMEOUT=30"}, nil)
+	require.ErrorContains(t, err, `BULKACTION_JOB_TIMEOUT="30": must be a duration`)
+	require.ErrorContains(t, err, ": give the unit, such as 30s")
 }
 
 func TestMistakeAPIIsNotRunning(t *testing.T) {
@@ -124,12 +103,6 @@ func TestMistakePortTaken(t *testing.T) {
 		require.Contains(t, got.err, "the API can't listen at "+l.Addr().String()+": the port is taken")
 		require.Contains(t, got.err, "perhaps another `bulkaction dev`: stop it, or give another address, such as --addr 127.0.0.1:8081.")
 	}
-}
-
-func TestMistakeAddressWithoutPort(t *testing.T) {
-	got := console{}.exec(t.Context(), "dev", "--addr", "localhost")
-	require.Equal(t, exitUsage, got.code)
-	require.Contains(t, got.err, `--addr "localhost": must be host:port`)
 }
 
 func TestMistakeURLOfRedis(t *testing.T) {
@@ -204,76 +177,11 @@ func TestEmbeddedRedisMayAnswerLate(t *testing.T) {
 		30 * time.Second: {"BULKACTION_REDIS_PASSWORD=of-another-redis"},
 		5 * time.Second:  {"BULKACTION_REDIS_COMMAND_TIMEOUT=5s"},
 	} {
-		cfg, _, err := app.Load(dev.ForEmbedded(environ))
+		cfg, _, err := app.Load(dev.ForEmbedded(environ), nil)
 		require.NoError(t, err)
 		require.Equal(t, want, cfg.Redis.CommandTimeout)
 		require.Empty(t, cfg.Redis.Password)
 	}
-}
-
-func TestMistakeNumberOfTenants(t *testing.T) {
-	for args, says := range map[string]string{
-		"--tenants 0": "--tenants 0: must be at least 1\n",
-		"--jobs 0":    "--jobs 0: must be at least 1\n",
-		"--jobs 1":    "--jobs 1 --tenants 3: each tenant needs at least one job; give --tenants 1\n",
-	} {
-		got := console{}.exec(t.Context(), append([]string{"demo"}, strings.Fields(args)...)...)
-		require.Equal(t, exitUsage, got.code)
-		require.Contains(t, got.err, says)
-	}
-}
-
-// fakeRedis returns the URL of a server that answers INFO with the given text.
-func fakeRedis(t *testing.T, info string) string {
-	t.Helper()
-	s, err := server.NewServer("127.0.0.1:0")
-	require.NoError(t, err)
-	t.Cleanup(s.Close)
-	require.NoError(t, s.Register("PING", func(p *server.Peer, _ string, _ []string) { p.WriteInline("PONG") }))
-	require.NoError(t, s.Register("CLIENT", func(p *server.Peer, _ string, _ []string) { p.WriteOK() }))
-	require.NoError(t, s.Register("INFO", func(p *server.Peer, _ string, _ []string) { p.WriteBulk(info) }))
-	return "redis://" + s.Addr().String() + "/0"
-}
-
-// startFails starts all roles on a Redis that they refuse, and returns their log.
-func startFails(t *testing.T, redisURL string) string {
-	t.Helper()
-	var log strings.Builder
-	code := dev.Run(t.Context(), dev.Options{
-		RedisURL: redisURL, Addr: "127.0.0.1:0", Environ: []string{"BULKACTION_LOG_FORMAT=text"}, Log: &log,
-	})
-	require.Equal(t, app.ExitError, code, log.String())
-	return log.String()
-}
-
-func TestMistakeOldRedis(t *testing.T) {
-	log := startFails(t, fakeRedis(t, "redis_version:6.2.14\r\nmaxmemory_policy:noeviction\r\n"))
-	require.Contains(t, log, "has version 6.2.14; bulkaction is tested with 7.0 and later")
-	require.Contains(t, log, "upgrade Redis, or name another one with BULKACTION_REDIS_URL")
-}
-
-func TestMistakeEvictionPolicy(t *testing.T) {
-	log := startFails(t, fakeRedis(t, "redis_version:7.0.15\r\nmaxmemory_policy:allkeys-lru\r\n"))
-	require.Contains(t, log, "evicts keys when memory is full (maxmemory-policy allkeys-lru), which would lose jobs")
-	require.Contains(t, log, "CONFIG SET maxmemory-policy noeviction")
-}
-
-func TestMistakeMisspeltVariable(t *testing.T) {
-	_, unknown, err := app.Load([]string{"BULKACTION_REDIS_URI=redis://127.0.0.1:6379"})
-	require.NoError(t, err)
-	require.Equal(t, []app.Unknown{{Name: "BULKACTION_REDIS_URI", DidYouMean: "BULKACTION_REDIS_URL"}}, unknown, "each role logs it")
-}
-
-func TestMistakeNameOfASetting(t *testing.T) {
-	_, err := app.LoadSettings(map[string]string{"BULKACTION_WORKER_COUNT": "4"})
-	require.ErrorIs(t, err, app.ErrConfig)
-	require.ErrorContains(t, err, "BULKACTION_WORKER_COUNT: leave out BULKACTION_ in the names of settings")
-}
-
-func TestMistakeDurationWithoutUnit(t *testing.T) {
-	_, _, err := app.Load([]string{"BULKACTION_JOB_TIMEOUT=30"})
-	require.ErrorContains(t, err, `BULKACTION_JOB_TIMEOUT="30": must be a duration`)
-	require.ErrorContains(t, err, ": give the unit, such as 30s")
 }
 
 func TestMistakeDevWithAVariableForRedis(t *testing.T) {
@@ -355,12 +263,6 @@ func TestMistakeOnlyAHeader(t *testing.T) {
 	require.Equal(t, run{exitOK, "g\n", "The file " + file + " has no rows behind its header, so it adds no jobs.\n"}, got)
 }
 
-func TestMistakeRejectedLinesAndFailedJobs(t *testing.T) {
-	file := writeFile(t, "a.ndjson", "{\"payload\":\"fail\"}\nx\n")
-	mistake(t, exitFailedJobs, []string{"submit", "--type", "T", "--id", "g", "--file", file, "--wait"},
-		"group g has ended: 1 of 1 jobs failed; besides, 1 line rejected\nSee them with `bulkaction failures g`")
-}
-
 func TestMistakeDurationAsStartTime(t *testing.T) {
 	f := newFakeAPI(t)
 	f.conflict = true
@@ -420,16 +322,4 @@ func TestMistakePortOfAnotherService(t *testing.T) {
 	got := console{}.exec(t.Context(), "stats", "--api", l.Addr().String())
 	require.Equal(t, exitError, got.code)
 	require.Contains(t, got.err, "Is this the API's port?")
-}
-
-func TestMistakeHelpNamesValues(t *testing.T) {
-	got := console{}.exec(t.Context(), "submit", "--help")
-	require.Regexp(t, `--unique-keys +refuse a job whose key`, got.out)
-}
-
-func TestMistakeAddressWithoutHost(t *testing.T) {
-	t.Setenv("BULKACTION_API_ALLOW_UNAUTHENTICATED", "")
-	got := console{}.exec(t.Context(), "dev", "--addr", ":18080")
-	require.Equal(t, exitUsage, got.code)
-	require.Contains(t, got.err, `--addr ":18080": give the host, too, such as 127.0.0.1:18080`)
 }

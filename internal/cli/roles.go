@@ -2,15 +2,18 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
+	"runtime/pprof"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/bulkaction/bulkaction/internal/process/app"
+	"github.com/bulkaction/bulkaction/internal/process/builtin"
 	"github.com/bulkaction/bulkaction/internal/process/roles"
 )
 
@@ -41,12 +44,15 @@ func asRole(cmd *cobra.Command) *cobra.Command {
 }
 
 // roleOf returns the role with this name, with the built-in processors and reducers.
-func roleOf(name string) roles.BasedRole {
+func roleOf(name string) roles.Role {
 	if name == "broker" {
-		return roles.Broker(nil)
+		return own.Broker
 	}
-	return roles.All(roles.Own{BuiltIn: true})[name]
+	return own.Jobs()[name]
 }
+
+// own is what this program adds to the roles.
+var own = roles.Own{BuiltIn: builtin.Create}
 
 func newAll(*Root) *cobra.Command {
 	cmd := &cobra.Command{
@@ -57,9 +63,9 @@ func newAll(*Root) *cobra.Command {
 			"processes, with all roles or with one, may share a Redis.",
 	}
 	return asProcess(cmd, func(ctx context.Context, p *app.Process, b roles.Base) error {
-		named := roles.All(roles.Own{BuiltIn: true})
+		named := own.Jobs()
 		if p.Config.Broker.TokenKeysFile != "" {
-			named["broker"] = roles.Broker(nil)
+			named["broker"] = own.Broker
 		}
 		return roles.Together(ctx, p, b, named)
 	})
@@ -67,7 +73,7 @@ func newAll(*Root) *cobra.Command {
 
 // asProcess makes cmd run a role in this process, which app.Main then ends. Package app, not cobra,
 // parses the flags.
-func asProcess(cmd *cobra.Command, role roles.BasedRole) *cobra.Command {
+func asProcess(cmd *cobra.Command, role roles.Role) *cobra.Command {
 	cmd.DisableFlagParsing = true
 	cmd.Args = cobra.ArbitraryArgs
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -78,7 +84,7 @@ func asProcess(cmd *cobra.Command, role roles.BasedRole) *cobra.Command {
 			describe(cmd, cmd.ErrOrStderr())
 		}
 		os.Args = append([]string{cmd.CommandPath()}, args...) // app.Main parses them
-		app.Main(cmd.Name(), roles.Alone(role))
+		app.Main(cmd.Name(), new(builtin.Config), roles.Alone(role))
 		return nil
 	}
 	return cmd
@@ -93,4 +99,150 @@ func describe(cmd *cobra.Command, w io.Writer) {
 	for _, c := range cmd.Commands() {
 		_, _ = fmt.Fprintf(w, "Subcommand: %s\n  %s\n\n", c.UseLine(), c.Short)
 	}
+}
+
+// newRole returns the hidden command that runs one role. Benchmarks start the processes that they
+// measure with it, so that they need no other binary.
+func newRole(*Root) *cobra.Command {
+	var dir, profile string
+	cmd := &cobra.Command{
+		Use:       "role NAME",
+		Short:     "Run one role as a process, as its own binary does",
+		Hidden:    true,
+		Args:      cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs),
+		ValidArgs: append(slices.Clone(roles.Names), "broker"),
+		RunE: func(_ *cobra.Command, args []string) error {
+			os.Args = args // app.Main parses the arguments after the program's name
+			run := roles.Alone(roleOf(args[0]))
+			app.Main(args[0], new(builtin.Config), withProfile(profile, withJournal(dir, run)))
+			return nil
+		},
+	}
+	cmd.Flags().StringVar(&dir, "journal", "", "folder to which permits and starts are logged, for experiments")
+	cmd.Flags().StringVar(&profile, "cpuprofile", "", "file to which a CPU profile of the whole run is written")
+	return cmd
+}
+
+type process = func(context.Context, *app.Process) error
+
+// withJournal wraps a role so that it writes each permit and each start of a job to a journal in
+// the folder dir, which benchmarks read. "": it returns the role unchanged.
+func withJournal(dir string, run process) process {
+	if dir == "" {
+		return run
+	}
+	return func(ctx context.Context, p *app.Process) error {
+		j, err := openJournal(dir, p.Instance)
+		if err != nil {
+			return err
+		}
+		p.OnStop("journal", func(context.Context) error { return j.close() })
+		return run(roles.WithHooks(ctx, roles.Hooks{
+			Admitted: j.admitted, Promoted: j.promoted, Started: j.started,
+		}), p)
+	}
+}
+
+// withProfile wraps a role so that it writes a CPU profile to a file; "": it returns the role
+// unchanged.
+func withProfile(name string, run process) process {
+	if name == "" {
+		return run
+	}
+	return func(ctx context.Context, p *app.Process) error {
+		file, err := os.Create(name)
+		if err != nil {
+			return fmt.Errorf("write CPU profile: %w", err)
+		}
+		if err := pprof.StartCPUProfile(file); err != nil {
+			return errors.Join(fmt.Errorf("write CPU profile: %w", err), file.Close())
+		}
+		p.OnStop("CPU profile", func(context.Context) error {
+			pprof.StopCPUProfile()
+			return file.Close()
+		})
+		return run(ctx, p)
+	}
+}
+
+func newConsole(r *Root) *cobra.Command {
+	var redis redisFlags
+	var addr string
+	cmd := &cobra.Command{
+		Use:   "console",
+		Short: "Serve the API and the web console, without consuming the ingest stream",
+		Long: "Serve the API and the web console of an installation, until interrupted. It leaves the ingest stream\n" +
+			"and all jobs to the roles. All other settings come from the environment, as those of the role ingest.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := redis.check(); err != nil {
+				return err
+			}
+			if err := checkAddr(cmd.Context(), addr); err != nil {
+				return err
+			}
+			environ := append(r.environ(), "BULKACTION_KEY_PREFIX="+redis.prefix)
+			if redis.url != "" {
+				environ = app.WithRedisURL(environ, redis.url)
+			}
+			if addr != "" {
+				environ = append(environ, "BULKACTION_API_ADDR="+addr)
+			}
+			role := roles.Alone(roles.Console(func(addr string) {
+				at := scheme() + addr
+				if r.JSON {
+					_ = r.Print(map[string]string{"api": at, "console": at + consolePath}) // it is served all the same
+					return
+				}
+				r.Notef("Console at %s%s", at, consolePath)
+			}))
+			return ended(app.Run(cmd.Context(), app.Options{
+				Role: "console", Processors: new(builtin.Config), Environ: environ, Stderr: r.Err,
+			}, role))
+		},
+	}
+	redis.add(cmd.Flags())
+	cmd.Flags().StringVar(&addr, "addr", "", "address of the console and the API (default 127.0.0.1:8080)")
+	return cmd
+}
+
+// environ returns the environment of roles in this process: without BULKACTION_LOG_FORMAT they log
+// as text, or with --json as JSON.
+func (r *Root) environ() []string {
+	format := "text"
+	if r.JSON {
+		format = "json"
+	}
+	return append([]string{"BULKACTION_LOG_FORMAT=" + format}, os.Environ()...)
+}
+
+// ended returns the error for the exit code of roles, which have logged what was wrong. A signal is
+// the normal way to stop them.
+func ended(code int) error {
+	switch code {
+	case app.ExitOK:
+		return nil
+	case app.ExitUsage:
+		return usagef("some settings are wrong: the lines above say which")
+	}
+	return errors.New("the roles could not run: the lines above say why")
+}
+
+// consolePath is the path of the web console on the API's address.
+const consolePath = "/ui/"
+
+// servesConsole reports whether an API that runs with this process's environment serves the
+// console.
+func servesConsole() bool {
+	serve := os.Getenv("BULKACTION_API_SERVE")
+	return serve == "" || slices.Contains(strings.Split(serve, ","), "ui")
+}
+
+// scheme returns https:// if an API that runs with this process's environment serves TLS, otherwise
+// http://.
+func scheme() string {
+	if os.Getenv("BULKACTION_API_TLS_CERT_FILE") != "" {
+		return "https://"
+	}
+	return "http://"
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"iter"
 	"math"
-	"strconv"
 
 	"github.com/spf13/cobra"
 
@@ -71,23 +70,17 @@ func newTenantLs(r *Root) *cobra.Command {
 // busiestTenants iterates over the busiest tenants. It first prints the time at which the watchers
 // found them, or that none has looked yet.
 func busiestTenants(ctx context.Context, r *Root, a *client.API) iter.Seq2[api.Tenant, error] {
-	return func(yield func(api.Tenant, error) bool) {
+	return everyPage(func(string) ([]api.Tenant, string, error) {
 		list, err := a.BusiestTenants(ctx)
-		if err != nil {
-			yield(api.Tenant{}, err)
-			return
-		}
-		if list.AsOf == nil {
+		switch {
+		case err != nil:
+		case list.AsOf == nil:
 			r.Notef("No watcher has looked at the tenants yet.")
-		} else {
+		default:
 			r.Notef("As of %s.", formatTime(*list.AsOf))
 		}
-		for _, t := range list.Tenants {
-			if !yield(t, nil) {
-				return
-			}
-		}
-	}
+		return list.Tenants, "", err
+	})
 }
 
 func newTenantShow(r *Root) *cobra.Command {
@@ -276,7 +269,7 @@ func orShare(rps *float64) string {
 	if rps == nil {
 		return "share"
 	}
-	return strconv.FormatFloat(*rps, 'f', -1, 64)
+	return plainNumber(*rps)
 }
 
 func orNone(limit int64) string {
@@ -289,7 +282,7 @@ func orNone(limit int64) string {
 // formatSeconds formats a duration for a table.
 func formatSeconds(s float64) string {
 	if s < 60 {
-		return strconv.FormatFloat(math.Round(s*10)/10, 'f', -1, 64) + " s"
+		return plainNumber(math.Round(s*10)/10) + " s"
 	}
 	return formatDuration(s)
 }

@@ -1,3 +1,6 @@
+// Package messages decodes and validates what producers send: requests to the HTTP API and messages
+// on the ingest stream. Its errors name the bad fields, the first 100, with the limit that each
+// breaks. Of this module it imports only packages api and jsonscan.
 package messages
 
 import (
@@ -8,7 +11,77 @@ import (
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	"github.com/bulkaction/bulkaction/internal/jsonscan"
 )
+
+// These limits bound what a submission may contain.
+const (
+	MaxNameLength   = 256        // bytes of a group's name
+	MaxPayloadBytes = 256 << 10  // bytes of one job's payload
+	MaxMessageBytes = 32 << 20   // bytes of one message's data, or of one request body that is not streamed
+	MaxAggregates   = 32         // aggregates of one group
+	MaxTotal        = 10_000_000 // jobs of one group
+	MaxRetriesLimit = 1000       // max_retries of a group
+	MaxJobTimeout   = 24 * time.Hour
+)
+
+// Lane names the queue of one priority.
+type Lane string
+
+// The lanes, from the highest priority to the lowest.
+const (
+	LaneHigh   Lane = "high"
+	LaneNormal Lane = "normal"
+	LaneLow    Lane = "low"
+)
+
+// Aggregate asks the system to compute one value from the results of the group's done jobs, from
+// the errors of its failed jobs, or from both.
+type Aggregate struct {
+	As    string `json:"as"`
+	Op    string `json:"op"`
+	Field string `json:"field,omitempty"` // path into {data, duration_ms} of a job's result
+	Over  string `json:"over,omitempty"`  // failed or ended; done when empty
+}
+
+// SubmitGroup is the body of POST /v1/groups and the data of a group.submit message.
+type SubmitGroup struct {
+	ID               string      `json:"id,omitempty"`
+	Tenant           string      `json:"tenant,omitempty"` // the group's own id when empty
+	Name             string      `json:"name,omitempty"`
+	Type             string      `json:"type"`
+	Priority         Lane        `json:"priority,omitempty"` // normal when empty
+	BasePriority     float64     `json:"base_priority,omitempty"`
+	MaxRetries       *int        `json:"max_retries,omitempty"` // the workers' default when nil
+	JobTimeout       Duration    `json:"job_timeout,omitempty"` // the workers' default when 0
+	RunAt            *time.Time  `json:"run_at,omitempty"`
+	FailureThreshold *float64    `json:"failure_threshold,omitempty"` // above 0, to 1; 1 when nil
+	Aggregate        []Aggregate `json:"aggregate,omitempty"`
+	CallbackURL      string      `json:"callback_url,omitempty"`
+	Total            *int64      `json:"total,omitempty"`
+	Jobs             []Job       `json:"jobs,omitempty"`
+	Seal             bool        `json:"seal,omitempty"`
+	UniqueKeys       bool        `json:"unique_keys,omitempty"` // no two jobs of the group have the same key
+}
+
+// AppendJobs is the data of a jobs.append message.
+type AppendJobs struct {
+	Group string `json:"group"`
+	Jobs  []Job  `json:"jobs"`
+}
+
+// SealGroup is the data of a group.seal message, by which a producer says that the group gets no
+// more jobs: at once, or with Total as soon as it has so many.
+type SealGroup struct {
+	Group string `json:"group"`
+	Total *int64 `json:"total,omitempty"`
+}
+
+// CancelGroup is the data of a group.cancel message.
+type CancelGroup struct {
+	Group string `json:"group"`
+}
 
 // Decoder decodes and validates the bodies of requests and messages. Its zero value is ready to
 // use. It refuses unknown fields. null, and in a field for text or a time the empty string, count
@@ -55,16 +128,30 @@ func (d Decoder) DecodeCancel(data []byte) (*CancelGroup, error) {
 	return decode(d, "body", data, (*bodyDecoder).readCancel)
 }
 
-// DecodeJob decodes one line of NDJSON. An error about the whole line names no field. The job's
-// payload is a copy: the caller may reuse the line's memory.
-func (d Decoder) DecodeJob(line []byte) (Job, error) {
-	if job, end := fastDecodeJob(line, 0); end == len(line) && utf8.Valid(line) {
-		job.Payload = bytes.Clone(job.Payload)
-		return job, nil
+// fastDecodeAppend decodes the data of a jobs.append message.
+func fastDecodeAppend(data []byte) *AppendJobs {
+	if len(data) > MaxMessageBytes || !utf8.Valid(data) {
+		return nil
 	}
-	job, err := decode(d, "", line, (*bodyDecoder).readLine)
-	job.Payload = bytes.Clone(job.Payload)
-	return job, err
+	a := new(AppendJobs)
+	i := jsonscan.Token(data, 0, '{')
+	for more := true; more; {
+		var key []byte
+		key, i = fastKey(data, i)
+		switch {
+		case string(key) == "group" && a.Group == "":
+			a.Group, i = fastID(data, i)
+		case string(key) == "jobs" && a.Jobs == nil:
+			a.Jobs, i = fastDecodeJobs(data, i)
+		default:
+			return nil
+		}
+		i, more = jsonscan.Next(data, i, '}')
+	}
+	if i < len(data) || a.Group == "" || a.Jobs == nil {
+		return nil
+	}
+	return a
 }
 
 func decode[T any](d Decoder, root string, data []byte, read func(*bodyDecoder, []byte) T) (body T, err error) {
@@ -183,24 +270,6 @@ func (r *bodyDecoder) readSubmit(object []byte) *SubmitGroup {
 	return g
 }
 
-// requireUniqueKeys records a problem for each job whose key an earlier job of the body has.
-func (r *bodyDecoder) requireUniqueKeys(jobs []Job) {
-	first := make(map[string]int, len(jobs))
-	for i := range jobs {
-		key := jobs[i].Key
-		if key == "" {
-			continue
-		}
-		before, repeated := first[key]
-		if !repeated {
-			first[key] = i
-			continue
-		}
-		r.problems.add(fieldParent{"jobs", i}, "key",
-			"is also the key of jobs[%d]; leave out one of the two, or unique_keys", before)
-	}
-}
-
 func (r *bodyDecoder) readAppend(object []byte) *AppendJobs {
 	a := new(AppendJobs)
 	var top fieldParent
@@ -251,60 +320,6 @@ func (r *bodyDecoder) readCancel(object []byte) *CancelGroup {
 	}
 	r.require(top, "group", c.Group)
 	return c
-}
-
-func (r *bodyDecoder) readLine(object []byte) Job { return r.readJob(fieldParent{}, object) }
-
-// readJobs decodes an array of jobs and returns how many elements it has, invalid ones included.
-// After the first bad field of the body it still checks elements, but adds no more of them to jobs.
-// jobs is nil only if the value is null or no array.
-func (r *bodyDecoder) readJobs(f field) (jobs []Job, n int) {
-	if !f.hasType('[', "an array of jobs") {
-		return nil, 0
-	}
-	if jobs, end := fastDecodeJobs(f.value, 0); end == len(f.value) {
-		return jobs, len(jobs)
-	}
-	// Allocate no more jobs than data of this length can contain, so that an array of many short
-	// elements that are no jobs gets little memory.
-	jobs = make([]Job, 0, min(countElements(f.value), 1+len(f.value)/len(`{"payload":0},`)))
-	for i, element := range elements(f.value) {
-		n++
-		at := fieldParent{"jobs", i}
-		if !r.isObject(at, element) {
-			continue
-		}
-		if job := r.readJob(at, element); r.problems.isEmpty() {
-			jobs = append(jobs, job)
-		}
-	}
-	return jobs, n
-}
-
-func (r *bodyDecoder) readJob(at fieldParent, object []byte) (job Job) {
-	for f := range r.fields(at, object) {
-		switch string(f.key) {
-		case "payload":
-			job.Payload = f.value
-		case "type":
-			job.Type = f.id()
-		case "run_at":
-			job.RunAt = f.runAt(r.Now)
-		case "traceparent":
-			job.TraceParent = normalizeTraceParent(f.text())
-		case "key":
-			job.Key = f.jobKey()
-		default:
-			f.unknown()
-		}
-	}
-	switch size := len(job.Payload); {
-	case size == 0:
-		r.problems.add(at, "payload", "required; may be any JSON, null too")
-	case size > MaxPayloadBytes:
-		r.problems.addTooLarge(at, "payload", size, MaxPayloadBytes)
-	}
-	return job
 }
 
 func (r *bodyDecoder) readAggregates(f field) (all []Aggregate) {

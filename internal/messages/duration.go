@@ -9,6 +9,10 @@ import (
 
 var errDuration = errors.New(`must be a duration such as "1m30s" or a number of seconds, of at most 292 years`)
 
+// Duration is a time.Duration. In JSON it is read from Go's notation ("1m30s") or a number of
+// seconds, and written in Go's notation.
+type Duration time.Duration
+
 // String returns d in Go's notation, such as 1m30s.
 func (d Duration) String() string { return time.Duration(d).String() }
 

@@ -13,6 +13,25 @@ const (
 	fieldTraceParent = "traceparent"
 )
 
+// The types of messages on the ingest stream.
+const (
+	TypeGroupSubmit = "group.submit"
+	TypeJobsAppend  = "jobs.append"
+	TypeGroupSeal   = "group.seal"
+	TypeGroupCancel = "group.cancel"
+)
+
+// Envelope is one entry of the ingest stream. Its fields are type and data, and optionally id and
+// traceparent.
+type Envelope struct {
+	ID          string // the message id; the stream entry's id when the producer gave none
+	Type        string
+	TraceParent string // W3C traceparent; "" when the producer is not traced
+	Data        []byte // JSON
+
+	decoded *AppendJobs // the decoded Data, when the fast path could decode it
+}
+
 // ParseEntry reads an entry of the ingest stream. entryID is the id that the stream gave it; it
 // becomes the message id when the entry has none of its own. ParseEntry ignores unknown fields and,
 // as W3C asks, a malformed traceparent. Of the data it checks only the size, and that it is a JSON

@@ -51,19 +51,8 @@ func ContentHash(g *SubmitGroup) string {
 	optional(&d, g.Total)
 	d.flag(g.Seal)
 	d.number(uint64(len(g.Jobs)))
-	// Hash a field that a later version adds to jobs only if it is set, after a tag byte that
-	// begins nothing else. Otherwise the hash of a job without it would change with the upgrade,
-	// and a submission repeated after it would be refused.
-	for _, j := range g.Jobs {
-		d.value(j.Payload, 0)
-		if j.Type == g.Type {
-			j.Type = "" // the default
-		}
-		d.text(j.Type)
-		d.time(j.RunAt)
-		if j.Key != "" {
-			d.tagged('k', []byte(j.Key))
-		}
+	for i := range g.Jobs {
+		d.job(&g.Jobs[i], g.Type)
 	}
 	if g.UniqueKeys { // tagged as a field of jobs is
 		d.tagged('u', nil)

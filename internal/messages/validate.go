@@ -6,7 +6,6 @@ import (
 	"strings"
 	"time"
 	"unicode"
-	"unicode/utf8"
 
 	"github.com/bulkaction/bulkaction/api"
 )
@@ -18,7 +17,6 @@ const (
 	maxAsLength     = 64  // in bytes
 	maxFieldLength  = 256 // bytes of an aggregate's field
 	maxKeyLength    = 255 // bytes of an idempotency key
-	maxJobKeyLength = 128 // bytes of a job's key
 	maxBasePriority = 1e15
 	maxYearsAhead   = 10 // how far in the future a run_at may be
 	firstYear       = 2000
@@ -41,15 +39,6 @@ func ValidIdempotencyKey(key string) bool {
 		}
 	}
 	return true
-}
-
-// JobKeyRule describes a valid key of a job, for error messages: it follows the word "must".
-const JobKeyRule = "be 1 to 128 bytes of UTF-8 without control characters"
-
-// ValidJobKey reports whether key follows JobKeyRule.
-func ValidJobKey(key string) bool {
-	return key != "" && len(key) <= maxJobKeyLength && utf8.ValidString(key) &&
-		!strings.ContainsFunc(key, unicode.IsControl)
 }
 
 // normalizeTraceParent returns s as a traceparent of version 00, or "" when s is malformed. From a
@@ -107,14 +96,6 @@ func (f field) id() string {
 		f.problem(problemID)
 	}
 	return id
-}
-
-func (f field) jobKey() string {
-	key := f.text()
-	if key != "" && !ValidJobKey(key) {
-		f.problem("must " + JobKeyRule)
-	}
-	return key
 }
 
 func (f field) groupName() string {

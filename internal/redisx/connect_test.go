@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
@@ -333,4 +335,125 @@ func TestClusterComesBack(t *testing.T) {
 		node.Restart()
 	}
 	require.Eventually(t, func() bool { return c.Cmd.Get(ctx, "k").Val() == "v" && c.Ping(ctx) == nil }, patience, glance)
+}
+
+const (
+	patience = 30 * time.Second // limit for events that must happen; a healthy run needs a fraction of it
+	glance   = 10 * time.Millisecond
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
+
+func connect(t testing.TB, url string) *Conn {
+	t.Helper()
+	c, err := Connect(context.Background(), Config{URL: url, PoolMaxActive: 20, DialTimeout: patience, CommandTimeout: patience})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+func TestParseURL(t *testing.T) {
+	for raw, want := range map[string]Options{
+		"redis://127.0.0.1:6379/0":              {Addrs: []string{"127.0.0.1:6379"}},
+		"redis://cache":                         {Addrs: []string{"cache:6379"}},
+		"redis://[::1]:7000/3":                  {Addrs: []string{"[::1]:7000"}, DB: 3},
+		"redis://[::1]":                         {Addrs: []string{"[::1]:6379"}},
+		"redis://:pw@h:1":                       {Addrs: []string{"h:1"}, password: "pw"},
+		"redis://u:p%2Fw%40%2C%25@h:1/2":        {Addrs: []string{"h:1"}, DB: 2, Username: "u", password: "p/w@,%"},
+		"redis://u:p@w@h:1":                     {Addrs: []string{"h:1"}, Username: "u", password: "p@w"},
+		"rediss://u:p@h:1/0":                    {Addrs: []string{"h:1"}, TLS: true, Username: "u", password: "p"},
+		"redis://h:1?cluster=true":              {Addrs: []string{"h:1"}, Cluster: true},
+		"redis://h:1/0?cluster=false":           {Addrs: []string{"h:1"}},
+		"redis://h1:1,h2:2,h3:3":                {Addrs: []string{"h1:1", "h2:2", "h3:3"}, Cluster: true},
+		"redis://u:p@h1:1,h2:2/0":               {Addrs: []string{"h1:1", "h2:2"}, Cluster: true, Username: "u", password: "p"},
+		"redis://h1:1,redis://h2:2":             {Addrs: []string{"h1:1", "h2:2"}, Cluster: true},
+		"redis://u:p@h1:1/0,redis://u:p@h2:2/0": {Addrs: []string{"h1:1", "h2:2"}, Cluster: true, Username: "u", password: "p"},
+		"redis-sentinel://h1:1,h2/main":         {Addrs: []string{"h1:1", "h2:26379"}, Master: "main"},
+		"rediss://u:p@h1:1,h2:2":                {Addrs: []string{"h1:1", "h2:2"}, Cluster: true, TLS: true, Username: "u", password: "p"},
+		"rediss-sentinel://h1:1,h2/main":        {Addrs: []string{"h1:1", "h2:26379"}, Master: "main", TLS: true},
+		"redis-sentinel://u:p@h1:1/main/4?sentinel_username=su&sentinel_password=sp": {
+			Addrs: []string{"h1:1"}, Master: "main", DB: 4, Username: "u", password: "p", sentinelUsername: "su", sentinelPassword: "sp",
+		},
+	} {
+		got, err := ParseURL(raw)
+		require.NoError(t, err, raw)
+		require.Equal(t, want, got, raw)
+	}
+}
+
+func TestParseURLRefusesAndKeepsSecrets(t *testing.T) {
+	for raw, why := range map[string]string{
+		"":                                     "no scheme",
+		"h:6379":                               "no scheme",
+		"http://h:6379":                        "unknown scheme",
+		"redis://":                             "address 1: no host",
+		"redis://h1:1,,h2:2":                   "address 2: no host",
+		"redis://h:0":                          "port",
+		"redis://h:sesame":                     "port",
+		"redis://h:70000":                      "port",
+		"redis://::1":                          "not host:port",
+		"redis://u:sesame/x@h:1":               "port",
+		"redis://u:sesame%zz@h:1":              "malformed % escape",
+		"redis://u:ses,ame@h:1":                "address 1",
+		"redis://h:1/sesame":                   "database",
+		"redis://h:1/-1":                       "database",
+		"redis://h1:1,h2:2/1":                  "only database 0",
+		"redis://h:1/1?cluster=true":           "only database 0",
+		"redis://h:1?cluster=sesame":           "neither true nor false",
+		"redis://h:1?sesame=1":                 "unknown parameter",
+		"redis://h:1?sentinel_password=sesame": "unknown parameter",
+		"redis://h:1?%zz":                      "malformed parameters",
+		"redis://u:p@h1:1,u:sesame@h2:2":       "different users or passwords",
+		"redis-sentinel://h:1":                 "no name of a master",
+		"rediss://h:1?skip_verify=true":        "skip_verify is refused: name the authority",
+		"redis-sentinel://h:1/?cluster=true":   "unknown parameter",
+	} {
+		_, err := ParseURL(raw)
+		require.ErrorContains(t, err, "parse redis url: ", raw)
+		require.ErrorContains(t, err, why, raw)
+		require.NotContains(t, err.Error(), "sesame", raw)
+	}
+}
+
+func TestOptionsPrintNoSecrets(t *testing.T) {
+	o, err := ParseURL("redis-sentinel://user:sesame@h:1/main?sentinel_password=sesame")
+	require.NoError(t, err)
+	for _, verb := range []string{"%v", "%+v", "%#v", "%s"} {
+		require.Equal(t, "sentinel master main at h:1 db 0", fmt.Sprintf(verb, o))
+	}
+}
+
+// FuzzParseURL: each accepted URL has addresses of a host and a port. Neither String nor an error
+// shows its password.
+func FuzzParseURL(f *testing.F) {
+	const secret = "s3cr3t"
+	for _, seed := range []string{
+		"redis://127.0.0.1:6379/0", "rediss://user:" + secret + "@h/1", "redis://h1:1,h2:2", "redis://h1:1/0,redis://h2:2/0", "redis://h?cluster=true", "rediss-sentinel://s1,s2:2/master",
+		"redis-sentinel://u:" + secret + "@s1,s2:2/master/3?sentinel_username=u&sentinel_password=" + secret, "redis://[::1]:1/", "redis://:" + secret + "%@h",
+		"redis://a:b@c:d@e:1", "http://h", "redis://", "redis://h:0", "redis://0[0", "redis://h/x", "",
+	} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, raw string) {
+		o, err := ParseURL(raw)
+		if err != nil {
+			require.NotContains(t, err.Error(), secret)
+			require.Contains(t, err.Error(), "parse redis url: ")
+			return
+		}
+		require.NotEmpty(t, o.Addrs)
+		for _, addr := range o.Addrs {
+			host, port, err := net.SplitHostPort(addr)
+			require.NoError(t, err)
+			require.NotEmpty(t, host)
+			n, err := strconv.Atoi(port)
+			require.NoError(t, err)
+			require.Greater(t, n, 0)
+		}
+		require.GreaterOrEqual(t, o.DB, 0)
+		require.False(t, o.Cluster && o.DB != 0)
+		if o.password == secret && !strings.Contains(strings.Join(o.Addrs, o.Master), secret) {
+			require.NotContains(t, o.String(), secret)
+		}
+	})
 }

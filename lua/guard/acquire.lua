@@ -136,8 +136,8 @@ local function first_chance()
   for i = 1, #leases, 2 do
     local expiry = leases[i + 1] * 1000
     if at and at <= expiry then break end
-    local lease = read_lease(leases[i])
-    local of = lease and load(lease.member)
+    local l = read_lease(leases[i])
+    local of = l and load(l.member)
     if of and not of.off then return expiry, of end
     if i == 31 then return expiry end
   end

@@ -32,7 +32,7 @@ end
 
 -- All members are read before the first write: a key of a wrong type is then an error without a
 -- change.
-local same, first = spec == G.spec and not (rev > 0 and rev ~= G.rev), rev == 0
+local same, next_rev = spec == G.spec and not (rev > 0 and rev ~= G.rev), rev == 0
 local old = {}
 for i = 1, n do
   local id, override = ARGV[3 + 2 * i], ARGV[4 + 2 * i]
@@ -42,7 +42,7 @@ end
 if same and last and call('ZCARD', B .. 'members') == n then
   return { G.rev, 'SAME', 0 }
 end
-if first then rev = (G.rev or 0) + 1 end
+if next_rev then rev = (G.rev or 0) + 1 end
 G.rev, G.spec = rev, spec
 set('rev', rev)
 set('spec', spec)

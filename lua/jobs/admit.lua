@@ -193,8 +193,8 @@ do
     if not limited and not t.rps then return t end
     precheck('ZCARD', B .. 'non-ready:' .. tenant) -- its marker goes there
     precheck('HLEN', B .. 'congestion:' .. tenant)
-    local permits = permits_of(g, limited, t.rps, h[4], by_group and elastic)
-    t.left, t.next_at, t.limit = left[LIMITER](key, h[1], h[2], permits)
+    local allowed = permits_of(g, limited, t.rps, h[4], by_group and elastic)
+    t.left, t.next_at, t.limit = left[LIMITER](key, h[1], h[2], allowed)
     t.can = limited and math.min(t.left, g.left) or t.left
     if any_due and t.can > 0 then
       claims[tenant] = claims[tenant] or math.min(overdue(tenant, now), half_for_due(t.can))
@@ -258,7 +258,7 @@ local function rate_limit_tenant(t, lane, group, n)
       if gone > went then activate(t.name, went - gone) end
       non_ready = non_ready + went
     end
-    rate_bound(t.key, t.rs, t.rd, now)
+    rate_bound(t.key, t.rd, now)
   end
   call('ZADD', rate_limited, due, t.name)
   leave_lanes(t.name)
@@ -366,7 +366,7 @@ end
 -- the reply's denials, state (LIMITED) and wait (until the next permit).
 local function deny_global(tenant)
   deny(tenant, 'global')
-  rate_bound(B .. 'rate', g.rs, g.rd, now)
+  rate_bound(B .. 'rate', g.rd, now)
   if moved > 0 then -- g.next_at is older than the permits that this call has spent
     local h = call('HMGET', B .. 'rate', LIMIT_FIELDS[LIMITER][1], LIMIT_FIELDS[LIMITER][2])
     local _, next_at = left[LIMITER](B .. 'rate', h[1], h[2], g.permits)
@@ -481,7 +481,7 @@ local function by_borrowing()
         deny_global(first[1])
       else
         deny(first[1], 'per_group')
-        rate_bound(B .. 'rate', g.rs, g.rd, now)
+        rate_bound(B .. 'rate', g.rd, now)
         state, wait = 'LIMITED', math.max(1, math.min(2, math.ceil((g.next_at - US) / 1000)))
       end
       return

@@ -103,9 +103,9 @@ end
 -- outcome. But the entry of a stale outcome may belong to a later attempt (see start), or to a job
 -- whose start Redis has lost in a failover. So it stays while the job is ready or in flight, and
 -- reclaim decides.
-local function next_entry(live, owned, state)
+local function next_entry(live, mine, state)
   job = job + 1
-  if live and not owned and string.find(state, '^[RI]') then kept[job] = true end
+  if live and not mine and string.find(state, '^[RI]') then kept[job] = true end
 end
 
 -- check_each checks the done jobs of a group one by one and writes nothing. It returns the result

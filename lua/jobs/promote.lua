@@ -182,9 +182,9 @@ end
 local function choose(tenant, t)
   local set, named, not_before = B .. 'non-ready:' .. tenant, {}, nil
   local c = { going = {}, dropped = {}, paused = {}, unreadable = {} }
-  local offset, page = t.offset, nil
+  local offset = t.offset
   repeat
-    page = call('ZRANGEBYSCORE', set, '-inf', now, 'LIMIT', offset, most)
+    local page = call('ZRANGEBYSCORE', set, '-inf', now, 'LIMIT', offset, most)
     offset = offset + #page
     for i, blob in ipairs(page) do
       if moved + #c.going >= most then return c, nil end

@@ -85,7 +85,7 @@ else
 end
 
 local blob = place >= 0 and call('LINDEX', B .. 'queue:' .. group .. ':' .. typ, place) or ''
-local job_key = string.match(blob or '', '\31([^\31]+)\31$') or ''
+local job_key = string.match(blob or '', '\31([^\31]*)\31') or ''
 local paused = g[5] and g[5] ~= '' and 'g' or ''
 if call('HEXISTS', B .. 'pauses', 't:' .. tenant) == 1 then paused = paused .. 't' end
 if typ ~= '' and call('HEXISTS', B .. 'pauses', 'y:' .. typ) == 1 then paused = paused .. 'y' end

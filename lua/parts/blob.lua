@@ -3,7 +3,8 @@
 --   moving = group|type|attempt|retries|throttles|losses|ms waited for the fair queue|
 --            ms waited for the rate limit|ms waited for congestion|since ms|reason|queued
 -- The key of a job is stored behind its payload, between two bytes 31, which JSON does not contain.
--- A script that doesn't need the payload handles both as one text.
+-- Behind it may stand further fields, each with a byte 31 at its end. A script that doesn't need
+-- the payload handles all of it as one text.
 -- A payload over 4 KiB is stored in payloads:GROUP and is empty in the blob. The reason says why a
 -- job is non-ready: R rate limited, A throttled by the downstream API, E transient error,
 -- S scheduled, P suspended when it was ready, G deferred because a resource was busy; '' = released
@@ -65,8 +66,8 @@ end
 -- payload_and_key divides the part of a blob behind the trace into the payload and the key.
 local function payload_and_key(text)
   if string.byte(text, -1) ~= 31 then return text, '' end
-  local payload, key = string.match(text, '^(.*)\31([^\31]+)\31$')
-  return payload or text, key or ''
+  local payload, key = string.match(text, '^([^\31]*)\31([^\31]*)')
+  return payload, key
 end
 
 -- new_span starts the next span of a sampled job: it adds the job, the id of the span and further

@@ -24,6 +24,8 @@
 --   put(user, record)        gives a user a new record; nil: none
 --   next_fence()             a fence that was never used before
 --   left_queue(number)       notes a number that leaves the queue. put does so by itself
+--   inside(record)           whether the user has a slot
+--   lowest(key)              the lowest score of a sorted set, or NEVER
 --   NEVER                    the score in rooms of an event in which nothing will be due
 --   count(name, n)           adds to a counter of the event
 --   instance_of(conn)        the instance of the broker that made a conn, or nil

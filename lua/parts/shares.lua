@@ -14,7 +14,7 @@
 --   reserved(g, except, now)        permits that waiting jobs of types other than except may claim
 --   reserved_due(g, now, except)    permits that due jobs of tenants other than except may claim
 --   half_for_due(n)                 the part of n permits for jobs that are due
---   rate_bound(key, rs, rd, now)    stores that a permit was denied
+--   rate_bound(key, rd, now)        stores that a permit was denied
 --   rate_since(rs, rd, now)         since when permits are denied, or nil
 
 -- Bounds of a script's cost.
@@ -143,7 +143,7 @@ end
 -- rate_bound stores in the hash of a limit (key) that a permit was denied now. From the first
 -- denial on (rs), waiting jobs count as waiting for the rate limit, until two windows after the
 -- last one (rd). rate_since returns rs, or nil after that.
-local function rate_bound(key, rs, rd, now)
+local function rate_bound(key, rd, now)
   if rd and now - rd <= 2 * WIDTH then
     call('HSET', key, 'rd', now)
   else

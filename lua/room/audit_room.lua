@@ -56,10 +56,6 @@ local function steady()
   return c[1] and tonumber(c[1]) <= NOW + 1000 and tonumber(c[2] or 0) == R.steps
 end
 
-local function lowest(key)
-  return tonumber(call('ZRANGE', key, 0, 0, 'WITHSCORES')[2] or NEVER)
-end
-
 local function check_event()
   local whole = R.capacity and R.max_waiting and R.token_ttl and R.leeway and R.max_session and R.ready
     and R.grace and R.retention
@@ -68,12 +64,12 @@ local function check_event()
     if hash + call('EXISTS', WAITING, AWAY, SLOTS, USERS) > 0 then found('state', 'settings', 0, hash) end
     return
   end
-  local at, due = call('ZSCORE', B .. 'rooms', event), math.min(lowest(AWAY), lowest(SLOTS))
-  if R.mode == 'open' and R.waiting > 0 and free_slots() > 0 and not R.rate then due = NOW end
+  local at, next_at = call('ZSCORE', B .. 'rooms', event), math.min(lowest(AWAY), lowest(SLOTS))
+  if R.mode == 'open' and R.waiting > 0 and free_slots() > 0 and not R.rate then next_at = NOW end
   if not at then
     found('state', 'unlisted')
-  elseif tonumber(at) > math.max(due, NOW) + LATE and steady() then
-    found('state', 'late', 0, at, due)
+  elseif tonumber(at) > math.max(next_at, NOW) + LATE and steady() then
+    found('state', 'late', 0, at, next_at)
   end
   local h = call('HMGET', ROOM, 'declared_stock', 'sold')
   local declared = h[1] and tonumber(h[1])
@@ -87,13 +83,13 @@ local function check_user(user)
   local r = record_of(user)
   if not r then return found('state', 'record', waits or 0) end
   local have = (waits and 1 or 0) + (call('ZSCORE', AWAY, user) and 2 or 0) + (slot and 4 or 0)
-  local inside = r.letter == 'R' or r.letter == 'P'
-  local want = inside and 4 or r.letter == 'A' and 2 or r.conn == '' and 3 or 1
+  local holds = inside(r)
+  local want = holds and 4 or r.letter == 'A' and 2 or r.conn == '' and 3 or 1
   if have ~= want then found('state', 'sets', r.number, have, want) end
   if not known then return end
   if r.number < 1 or r.number > tail then found('number', 'tail', r.number, 0, tail) end
   if r.letter == 'W' and waits and tonumber(waits) ~= r.number then found('number', 'score', r.number, waits) end
-  if not inside then return end
+  if not holds then return end
   if r.fence == '' or tonumber(r.fence) > R.fence then found('slots', 'fence', r.number) end
   if slot and tonumber(slot) < r.expires then found('slots', 'early', r.number, slot, r.expires) end
 end

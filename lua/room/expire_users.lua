@@ -47,21 +47,21 @@ if not known then
 end
 
 -- shorten lowers the end times of users in the set key to `most` (ms), where they are later: after
--- the clock was set back they would be too far in the future. With `inside` it does so for READY
+-- the clock was set back they would be too far in the future. With `ready` it does so for READY
 -- users, otherwise for waiting and away ones. It reads pages of 500 users, MANY users at most, and
 -- stops after the page in which its changes reach 500.
-local function shorten(key, most, inside)
+local function shorten(key, most, ready)
   local n, page = 0, 500
   for from = 0, MANY - page, page do
     local late = call('ZRANGEBYSCORE', key, string.format('(%.0f', most), '+inf', 'LIMIT', from, page)
     load_users(late, 1, 1)
     for _, user in ipairs(late) do
       local r = record_of(user)
-      if r and (r.letter == 'R') == inside and r.letter ~= 'P' then
+      if r and (r.letter == 'R') == ready and r.letter ~= 'P' then
         n = n + 1
         put(user, {
           letter = r.letter, number = r.number, conn = r.conn, since = r.since, fence = r.fence,
-          expires = inside and most or 0, first = 0, kept = most,
+          expires = ready and most or 0, first = 0, kept = most,
         })
       end
     end
@@ -76,9 +76,9 @@ end
 
 local n, no_shows = 0, 0
 if R.hold <= NOW then
-  local due = call('ZRANGEBYSCORE', AWAY, '-inf', NOW, 'LIMIT', 0, MOST)
-  load_users(due, 1, 1)
-  for _, user in ipairs(due) do
+  local away = call('ZRANGEBYSCORE', AWAY, '-inf', NOW, 'LIMIT', 0, MOST)
+  load_users(away, 1, 1)
+  for _, user in ipairs(away) do
     local r = record_of(user)
     if not r then
       local number = call('ZSCORE', WAITING, user)
@@ -95,9 +95,9 @@ if R.hold <= NOW then
 end
 -- During a hold READY users stay in the set although their time is over. They are at its head, so
 -- more users are read then, to reach the tokens that have expired.
-local due = call('ZRANGEBYSCORE', SLOTS, '-inf', NOW, 'LIMIT', 0, R.hold > NOW and 5 * MOST or MOST)
-load_users(due, 1, 1)
-for _, user in ipairs(due) do
+local over = call('ZRANGEBYSCORE', SLOTS, '-inf', NOW, 'LIMIT', 0, R.hold > NOW and 5 * MOST or MOST)
+load_users(over, 1, 1)
+for _, user in ipairs(over) do
   local r = record_of(user) or lost(user, 'P')
   if r.letter == 'W' or r.letter == 'A' then
     drop(SLOTS, user)

@@ -33,7 +33,7 @@
 -- Twice: the second call changes nothing, and answers freed = 0.
 -- Out of memory: goes through.
 -- Cost: some commands for each type and each tenant with due jobs.
-local fence, total, part, tag = tonumber(ARGV[1]), tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6]
+local fence, part, tag = tonumber(ARGV[1]), tonumber(ARGV[5]), ARGV[6]
 local to, not_before, at_once = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 LIMITER, WIDTH = ARGV[2], tonumber(ARGV[3])
 US = now_us()

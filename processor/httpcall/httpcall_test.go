@@ -16,11 +16,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caarlos0/env/v10"
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/otel/propagation"
 	"go.uber.org/goleak"
 
 	"github.com/bulkaction/bulkaction/processor"
+	"github.com/bulkaction/bulkaction/processor/credential"
 	"github.com/bulkaction/bulkaction/processor/httpcall"
 )
 
@@ -345,4 +347,94 @@ func BenchmarkProcess(b *testing.B) {
 	close(work)
 	workers.Wait()
 	b.ReportMetric(float64(n)/b.Elapsed().Seconds(), "calls/s")
+}
+
+func parse(t testing.TB, vars map[string]string) httpcall.Config {
+	var c httpcall.Config
+	require.NoError(t, env.ParseWithOptions(&c, env.Options{Prefix: "HTTP_PROCESSOR_", Environment: vars}))
+	return c
+}
+
+func TestConfig(t *testing.T) {
+	c := parse(t, map[string]string{})
+	require.NoError(t, c.Validate())
+	limits := credential.Limits{
+		Rate: credential.Rate{Permits: 80, Window: 10 * time.Minute}, Limiter: credential.Sliding,
+		Breaker: credential.Breaker{Failures: 3, OpenFor: 10 * time.Minute, Successes: 3}, Concurrency: 1,
+	}
+	require.Equal(t, httpcall.Config{Timeout: 30 * time.Second, MaxResponseBytes: 65536, MaxIdleConnsPerHost: 64, Limits: limits}, c)
+	require.False(t, c.GuardsHosts())
+
+	c = parse(t, map[string]string{
+		"HTTP_PROCESSOR_TIMEOUT": "5s", "HTTP_PROCESSOR_MAX_RESPONSE_BYTES": "100", "HTTP_PROCESSOR_ALLOW_PRIVATE": "true",
+		"HTTP_PROCESSOR_ALLOWED_CIDRS": "10.0.0.0/8,fd00::/8", "HTTP_PROCESSOR_MAX_IDLE_CONNS_PER_HOST": "2",
+		"HTTP_PROCESSOR_CREDENTIALS_FILE": "c.yaml", "HTTP_PROCESSOR_ACCOUNT_RATE": "none", "HTTP_PROCESSOR_ACCOUNT_LIMITER": "token",
+		"HTTP_PROCESSOR_ACCOUNT_BREAKER": "none", "HTTP_PROCESSOR_ACCOUNT_CONCURRENCY": "unbounded",
+		"HTTP_PROCESSOR_HOST_RATE": "100/1s", "HTTP_PROCESSOR_HOST_BREAKER": "5/1m/2",
+	})
+	require.NoError(t, c.Validate())
+	require.Equal(t, httpcall.Config{
+		Timeout: 5 * time.Second, MaxResponseBytes: 100, MaxIdleConnsPerHost: 2, AllowPrivate: true,
+		AllowedCIDRs:    []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")},
+		CredentialsFile: "c.yaml", Limits: credential.Limits{Limiter: credential.Token, Concurrency: credential.Unbounded},
+		HostRate: credential.Rate{Permits: 100, Window: time.Second}, HostBreaker: credential.Breaker{Failures: 5, OpenFor: time.Minute, Successes: 2},
+	}, c)
+	require.True(t, c.GuardsHosts())
+	require.True(t, parse(t, map[string]string{"HTTP_PROCESSOR_HOST_BREAKER": "5/1m/2"}).GuardsHosts())
+
+	_, err := httpcall.New(httpcall.Config{MaxResponseBytes: 1 << 20, AllowedCIDRs: []netip.Prefix{netip.MustParsePrefix("::ffff:10.0.0.0/104")}})
+	for _, field := range []string{"TIMEOUT", "MAX_RESPONSE_BYTES", "MAX_IDLE_CONNS_PER_HOST", "ALLOWED_CIDRS"} {
+		require.ErrorContains(t, err, field+": ")
+	}
+}
+
+func TestResult(t *testing.T) {
+	tests := map[string]struct {
+		body  string
+		limit int
+		want  string
+	}{
+		"nothing":           {"", 100, `{"status":200,"body":null}`},
+		"JSON":              {" {\"a\": [1, \"ü\"]}\n", 100, `{"status":200,"body":{"a":[1,"ü"]}}`},
+		"text":              {"it's \"fine\"\n", 100, `{"status":200,"body":"it's \"fine\"\n"}`},
+		"not UTF-8":         {"a\xff", 100, `{"status":200,"body":"a` + "\uFFFD" + `"}`},
+		"JSON not UTF-8":    {"\"a\xff\"", 100, `{"status":200,"body":"\"a` + "\uFFFD" + `\""}`},
+		"exactly the limit": {"12345", 5, `{"status":200,"body":12345}`},
+		"cut":               {"abcdef", 5, `{"status":200,"body":"abcde","truncated":true}`},
+		"JSON that is cut":  {"123456", 5, `{"status":200,"body":"12345","truncated":true}`},
+		"nothing is kept":   {"abc", 0, `{"status":200,"body":"","truncated":true}`},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			server := serve(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, tt.body) })
+			p := start(t, func(c *httpcall.Config) { c.MaxResponseBytes = tt.limit })
+			result, err := p.Process(t.Context(), job(`{"url":"`+server.URL+`"}`))
+			require.NoError(t, err)
+			require.Equal(t, tt.want, string(result.(json.RawMessage)))
+		})
+	}
+}
+
+func TestResultIsBoundedHoweverItIsEncoded(t *testing.T) {
+	for name, body := range map[string]string{
+		"plain":                strings.Repeat("a", 70000),
+		"escapes":              strings.Repeat("\x01", 65536),
+		"escapes at the end":   strings.Repeat("a", 60000) + strings.Repeat("\x01", 5000),
+		"escapes at the start": strings.Repeat("<", 9000) + strings.Repeat("a", 50000),
+		"wide characters":      strings.Repeat("世", 21845),
+		"not UTF-8":            strings.Repeat("a\xff", 32768),
+		"JSON of full length":  `"` + strings.Repeat("a", 65534) + `"`,
+		"JSON with angles":     `"` + strings.Repeat("<", 30000) + `"`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := serve(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, body) })
+			result, err := start(t, nil).Process(t.Context(), job(`{"url":"`+server.URL+`"}`))
+			require.NoError(t, err)
+			encoded, err := json.Marshal(result)
+			require.NoError(t, err)
+			require.LessOrEqual(t, len(encoded), processor.MaxResultBytes)
+			require.Greater(t, len(encoded), processor.MaxResultBytes-8, "no more is cut than must be")
+			require.Contains(t, string(encoded), `"truncated":true`)
+		})
+	}
 }

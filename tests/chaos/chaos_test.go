@@ -55,7 +55,7 @@ func TestChaos(t *testing.T) {
 	t.Logf("CHAOS_SEED=%d", seed)
 	rng := func(n uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, n)) }
 	r := &report{Seed: seed, phase: *newPhase(""), Versions: versions(t)}
-	s := scene{bins: built(t, plainBuild), proxies: 3, replicas: many}
+	s := scene{bins: built(t), proxies: 3, replicas: many}
 	if os.Getenv("CHAOS_FULL") == "" {
 		s.name, s.lease = "short", time.Second
 		s.env = map[string]string{"BULKACTION_AUDIT_INTERVAL": "1s"}

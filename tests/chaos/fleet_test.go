@@ -120,7 +120,7 @@ func (s *slot) launch() (*process, error) {
 	}
 	f.last++
 	p := &process{name: fmt.Sprintf("%s-%d", s.role, f.last), log: &childproc.Tail{}}
-	cmd := exec.Command(f.bins.bulkaction, "role", s.role)
+	cmd := exec.Command(f.bins.bulkaction, s.role)
 	if s.role == "worker" {
 		cmd = exec.Command(f.bins.worker)
 	}

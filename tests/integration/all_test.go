@@ -39,9 +39,10 @@ func TestAllRolesInOneProcess(t *testing.T) {
 	g, err := a.Wait(ctx, "g")
 	require.NoError(t, err)
 	require.Equal(t, api.StatusCompleted, g.Status)
-	stats, err := a.Stats(ctx)
-	require.NoError(t, err)
-	require.Len(t, stats.Workers, 2)
+	require.Eventually(t, func() bool {
+		stats, err := a.Stats(ctx)
+		return err == nil && len(stats.Workers) == 2
+	}, time.Minute, 20*time.Millisecond, "two worker processes are listed")
 	for _, p := range []*proctest.Process{all, worker} {
 		p.Signal(syscall.SIGTERM)
 		require.Zero(t, p.Wait(time.Minute))
@@ -49,16 +50,36 @@ func TestAllRolesInOneProcess(t *testing.T) {
 	(&system{t: t, env: map[string]string{"BULKACTION_REDIS_URL": server.URL()}}).requireNoDenial()
 }
 
+// TestRoleBinaries: each role runs as its own binary of cmd/, the broker too, and a group of 200
+// jobs has its expected outcome.
+func TestRoleBinaries(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	build := []string{"build", "-buildvcs=false", "-ldflags=-s -w", "-o", folder}
+	named := append([]string{"broker"}, roles...)
+	for _, role := range named {
+		build = append(build, "../../cmd/"+role)
+	}
+	out, err := exec.Command("go", build...).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	opts := []option{env("BROKER_TOKEN_KEYS_FILE", tokenKeys(t)), env("BROKER_ADDR", "127.0.0.1:0")}
+	for _, role := range named {
+		opts = append(opts, binary(role, filepath.Join(folder, role)))
+	}
+	s := start(t, opts...)
+	s.add("broker")
+	l := newLoad("acme", 200)
+	s.submit(l.group)
+	l.check(t, s.wait(l.group.ID))
+}
+
 // TestEmbeddedExample: examples/embedded exits with 0 by itself, and prints that 100 of 100 jobs of
 // its group are done.
 func TestEmbeddedExample(t *testing.T) {
 	t.Parallel()
-	binary := filepath.Join(t.TempDir(), "embedded")
-	out, err := exec.Command("go", "build", "-o", binary, "../../examples/embedded").CombinedOutput()
-	require.NoError(t, err, "%s", out)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	stdout, err := exec.CommandContext(ctx, binary, "-redis", redistest.Server(t).URL(), "-addr", "127.0.0.1:0").Output()
+	stdout, err := exec.CommandContext(ctx, proctest.Path(t, "embedded"), "-redis", redistest.Server(t).URL(), "-addr", "127.0.0.1:0").Output()
 	require.NoError(t, err)
 	require.Equal(t, "COMPLETED: 100 of 100 invoices charged, 5050 cents\n", string(stdout))
 }

@@ -42,7 +42,7 @@ func TestRestoredBackup(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := start(t, binary("worker", "retryworker"), replicas("worker", 2), env("WORKER_COUNT", "5"),
+			s := start(t, binary("worker", "testworker"), replicas("worker", 2), env("WORKER_COUNT", "5"),
 				env("LEASE", "2s"), env("WORKER_TIMEOUT", "100ms"), env("AUDIT_INTERVAL", "1s"),
 				env("BACKPRESSURE_DEFAULT_BACKOFF", "50ms"), env("CONGESTION_BASE_BACKOFF", "50ms"))
 			var known []load

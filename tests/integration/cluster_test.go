@@ -184,7 +184,7 @@ func TestCluster(t *testing.T) {
 	cluster := redistest.ClusterWithReplicas(t, 3, userstest.Users(t))
 	s := start(t, onURL(cluster.URL), env("PARTITIONS", "16"), env("LEASE", "2s"), env("BACKPRESSURE_GLOBAL_RPS", "0"),
 		env("BACKPRESSURE_DEFAULT_BACKOFF", "50ms"), env("CONGESTION_BASE_BACKOFF", "50ms"), env("REDIS_COMMAND_TIMEOUT", "1s"),
-		env("REDIS_WAIT_REPLICAS", "1"), binary("worker", "retryworker"))
+		env("REDIS_WAIT_REPLICAS", "1"), binary("worker", "testworker"))
 	p := s.produce(6, 100)
 	p.awaitProgress("first jobs", 300)
 

@@ -18,6 +18,7 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"github.com/bulkaction/bulkaction/internal/process/app"
+	"github.com/bulkaction/bulkaction/internal/process/builtin"
 	"github.com/bulkaction/bulkaction/internal/testkit/childproc"
 	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
@@ -71,16 +72,17 @@ func (c *composition) environment(name string) map[string]string {
 // environment variables.
 func (c *composition) run(name string, environment map[string]string, args ...string) *proctest.Process {
 	c.t.Helper()
-	program := "bulkaction"
 	if command, ok := c.containers[name].Command.([]any); ok {
-		program = path.Base(command[0].(string))
+		if program := path.Base(command[0].(string)); program != "bulkaction" {
+			args = append(args, program) // bulkaction runs each role as its own binary does
+		}
 		for _, arg := range command[1:] {
 			args = append(args, c.here(name).Replace(arg.(string)))
 		}
 	}
 	set := c.environment(name)
 	maps.Copy(set, environment)
-	return proctest.Start(c.t, program, set, args...)
+	return proctest.Start(c.t, "bulkaction", set, args...)
 }
 
 // finish runs a service that ends by itself, requires that it succeeds, and returns what it has
@@ -172,7 +174,7 @@ func TestCompose(t *testing.T) {
 		for variable, value := range c.environment(name) {
 			environ = append(environ, variable+"="+value)
 		}
-		_, unknown, err := app.Load(environ)
+		_, unknown, err := app.Load(environ, new(builtin.Config))
 		require.NoError(t, err, name)
 		if s.Environment["BULKACTION_ADMIN_ADDR"] != "" { // a role
 			require.Empty(t, unknown, name)

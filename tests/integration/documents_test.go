@@ -143,6 +143,7 @@ var documents = map[string]document{
 	"docs/reliability.md":              {ownRun: true, notRun: 2},
 	"docs/operations.md":               {ownRun: true, notRun: 1},
 	"docs/guards.md":                   {ownRun: true, notRun: 1},
+	"docs/control.md":                  {want: []string{"Waits for         scheduled", "Waits for   paused", "WINDOW OF 1000 MS   USED   OF\ntenant"}},
 	"docs/redis-users.md":              {want: []string{"user worker", "user default"}},
 	"docs/flow-control.md":             {notRun: 1, want: []string{"Limit a second    50"}},
 	"docs/csv.md":                      {want: []string{"done        2"}},

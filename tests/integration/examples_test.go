@@ -8,7 +8,6 @@ import (
 	"net/http/httptest"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"sync"
 	"testing"
@@ -18,16 +17,13 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
 	"github.com/bulkaction/bulkaction/internal/testkit/childproc"
+	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
 )
 
-// example builds a program of the folder examples, and runs it as a process of the system until the
-// test ends.
+// example runs a program of the folder examples as a process of the system until the test ends.
 func (s *system) example(name string, more map[string]string, args ...string) {
 	s.t.Helper()
-	binary := filepath.Join(s.t.TempDir(), name)
-	out, err := exec.Command("go", "build", "-o", binary, "../../examples/"+name).CombinedOutput()
-	require.NoError(s.t, err, "%s", out)
-	cmd := exec.Command(binary, args...)
+	cmd := exec.Command(proctest.Path(s.t, name), args...)
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME")}
 	all := maps.Clone(s.env)
 	maps.Copy(all, more)

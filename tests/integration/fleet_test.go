@@ -68,17 +68,16 @@ func (l load) check(t *testing.T, g api.Group) {
 	}
 }
 
-// TestFleets: seven groups of 2857 or 2858 jobs have their expected outcomes with one process of
-// each role, with two or three, with four partitions, and with a rate limit. No job has two
+// TestFleets: seven groups of 1000 or 1001 jobs have their expected outcomes with one process of
+// each role, and with two or three and four partitions or a rate limit. No job has two
 // results, failures or dead letters, or both a result and a failure.
 func TestFleets(t *testing.T) {
 	t.Parallel()
 	many := []option{
-		replicas("ingest", 2), replicas("fetcher", 2), replicas("dispatcher", 2), replicas("worker", 3), replicas("aggregator", 2), replicas("watcher", 2),
+		apart, replicas("ingest", 2), replicas("fetcher", 2), replicas("dispatcher", 2), replicas("worker", 3), replicas("aggregator", 2), replicas("watcher", 2),
 	}
 	for name, opts := range map[string][]option{
-		"one of each":                {},
-		"some of each":               many,
+		"one of each":                {apart},
 		"some of each, 4 partitions": append([]option{env("PARTITIONS", "4")}, many...),
 		"some of each, rate limited": append([]option{env("BACKPRESSURE_GLOBAL_RPS", "20000"), env("BACKPRESSURE_RATE_LIMIT_WINDOW", "100ms")}, many...),
 	} {
@@ -89,10 +88,10 @@ func TestFleets(t *testing.T) {
 			defer p.Close()
 			var loads []load
 			for i := range 7 {
-				l := newLoad(fmt.Sprint("tenant-", i), 2857+i%2)
+				l := newLoad(fmt.Sprint("tenant-", i), 1000+i%2)
 				loads = append(loads, l)
 				if i%2 == 0 {
-					_, err = client.NewAPI(s.url(i%len(s.procs["ingest"]))).Submit(s.ctx(), l.group)
+					_, err = client.NewAPI(s.url(i%len(s.of("ingest")))).Submit(s.ctx(), l.group)
 				} else {
 					_, err = p.Submit(s.ctx(), l.group)
 				}

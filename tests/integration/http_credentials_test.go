@@ -124,7 +124,7 @@ func TestHTTPCredentials(t *testing.T) {
 	t.Run("a bad file", func(t *testing.T) {
 		env := maps.Clone(s.env)
 		env["BULKACTION_HTTP_PROCESSOR_CREDENTIALS_FILE"] = write("bad.yaml", "credentials: [{id: one, colour: red}]")
-		bad := proctest.Start(t, "worker", env)
+		bad := proctest.Start(t, "bulkaction", env, "worker")
 		require.Equal(t, 2, bad.Wait(time.Minute))
 		require.Contains(t, bad.Log(), "unknown field colour")
 		require.Contains(t, bad.Log(), "account one: value_file is missing")

@@ -75,11 +75,7 @@ func (p *unreliableAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func TestHTTPJobs(t *testing.T) {
-	const tenants = 10
-	total := 100_000
-	if testing.Short() {
-		total = 10_000
-	}
+	const tenants, total = 10, 10_000
 	p := &unreliableAPI{calls: map[string]int{}, ok: map[string]int{}, end: make(chan struct{})}
 	server := httptest.NewServer(p)
 	t.Cleanup(func() { close(p.end); server.Close() })

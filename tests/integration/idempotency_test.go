@@ -41,7 +41,7 @@ func accepted(t *testing.T, all ...response) api.Accepted {
 
 func TestIdempotencyKeyMakesOneGroup(t *testing.T) {
 	t.Parallel()
-	s := start(t, replicas("ingest", 2), env("WORKER_TIMEOUT", "100ms"))
+	s := start(t, apart, replicas("ingest", 2), env("WORKER_TIMEOUT", "100ms"))
 	const body = `{"tenant":"acme","type":"NOOP","seal":true,"jobs":[{"payload":{}},{"payload":{}}]}`
 	const other = `{"tenant":"acme","type":"NOOP","seal":true,"jobs":[{"payload":{}}]}`
 	submit := func(i int, key, body string) response {
@@ -106,7 +106,7 @@ func TestOtherNumberOfPartitionsIsRefused(t *testing.T) {
 	s.submit(client.Submission{ID: "g", Type: "NOOP", Jobs: jobs(1, `{}`), Seal: true})
 	s.wait("g")
 	for _, role := range roles {
-		p := proctest.Start(t, role, map[string]string{"BULKACTION_REDIS_URL": s.redis.URL(), "BULKACTION_PARTITIONS": "3", "BULKACTION_WORKER_TYPES": "NOOP"})
+		p := proctest.Start(t, "bulkaction", map[string]string{"BULKACTION_REDIS_URL": s.redis.URL(), "BULKACTION_PARTITIONS": "3", "BULKACTION_WORKER_TYPES": "NOOP"}, role)
 		require.Positive(t, p.Wait(patience), role)
 		require.Regexp(t, `\b4\b.*BULKACTION_PARTITIONS|BULKACTION_PARTITIONS.*\b4\b`, p.Log(), role)
 		require.Regexp(t, `\b3\b`, p.Log(), role)

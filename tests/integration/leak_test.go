@@ -14,18 +14,14 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// TestNothingLeaks: all roles run in this process, and are started and stopped twenty times (with
-// -short three times) under load. At the end no goroutine and no connection is left, and all
-// accepted jobs are done. It does not run in parallel, because goroutines of other tests would be
-// counted too.
+// TestNothingLeaks: all roles run in this process, and are started and stopped five times under
+// load. At the end no goroutine and no connection is left, and all accepted jobs are done. It does
+// not run in parallel, because goroutines of other tests would be counted too.
 func TestNothingLeaks(t *testing.T) {
 	server := redistest.Server(t)
 	rdb := server.Client()
 	before := goleak.IgnoreCurrent()
-	rounds := 20
-	if testing.Short() {
-		rounds = 3
-	}
+	const rounds = 5
 	var accepted []string
 	for i := range rounds {
 		ctx, stop := context.WithCancel(t.Context())

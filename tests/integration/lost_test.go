@@ -68,7 +68,7 @@ func TestVanishedDataEndsWithinAMinute(t *testing.T) {
 			t.Run(name+" "+strconv.Itoa(round+1), func(t *testing.T) {
 				t.Parallel()
 				const n = 2000
-				s := start(t, replicas("worker", 4))
+				s := start(t, apart, replicas("worker", 4))
 				p := s.space.Partition(0)
 				require.NoError(t, redisx.Sleep(t.Context(), time.Duration(round)*auditInterval/time.Duration(rounds)))
 				s.submit(client.Submission{ID: "g", Type: "NOOP", Jobs: jobs(n, `{"sleep_ms":1800}`), Seal: true})

@@ -21,7 +21,7 @@ import (
 // replaced.
 func TestMemoryIsFull(t *testing.T) {
 	t.Parallel()
-	s := start(t, env("LEASE", "2s"), env("WORKER_TIMEOUT", "200ms"), env("BACKPRESSURE_GLOBAL_RPS", "0"),
+	s := start(t, apart, env("LEASE", "2s"), env("WORKER_TIMEOUT", "200ms"), env("BACKPRESSURE_GLOBAL_RPS", "0"),
 		env("BACKPRESSURE_DEFAULT_BACKOFF", "50ms"), env("CONGESTION_BASE_BACKOFF", "50ms"))
 	l := newLoad("acme", 2000)
 	for _, j := range l.group.Jobs {
@@ -88,7 +88,7 @@ func TestEvictionIsRefused(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t, redistest.Args("--maxmemory-policy", "allkeys-lru"))
 	for _, role := range roles {
-		p := proctest.Start(t, role, map[string]string{"BULKACTION_REDIS_URL": server.URL(), "BULKACTION_WORKER_TYPES": "NOOP"})
+		p := proctest.Start(t, "bulkaction", map[string]string{"BULKACTION_REDIS_URL": server.URL(), "BULKACTION_WORKER_TYPES": "NOOP"}, role)
 		require.Equal(t, 1, p.Wait(patience), role)
 		require.Contains(t, p.Log(), "maxmemory-policy allkeys-lru", role)
 		require.Contains(t, p.Log(), "CONFIG SET maxmemory-policy noeviction", role)

@@ -29,7 +29,7 @@ func (s *system) awaitReadyz(status int) {
 func TestRedisDiesAndComesBack(t *testing.T) {
 	t.Parallel()
 	const n = 3000
-	s := start(t, onRedis(redistest.AOF), env("LEASE", "2s"), env("WORKER_TIMEOUT", "200ms"))
+	s := start(t, apart, onRedis(redistest.AOF), env("LEASE", "2s"), env("WORKER_TIMEOUT", "200ms"))
 	s.awaitReadyz(http.StatusOK)
 	sum := []client.Aggregate{{As: "n", Op: "sum", Field: "data"}}
 	s.submit(client.Submission{ID: "before", Type: "NOOP", Jobs: jobs(n, `{"sleep_ms":5,"result":1}`), Seal: true, Aggregate: sum})

@@ -29,7 +29,7 @@ func (s *system) stage(role string) api.StageStatus {
 
 func TestPoolIsResizedAtRunTime(t *testing.T) {
 	t.Parallel()
-	s := start(t, env("WORKER_COUNT", "2"), env("FETCH_BATCH_SIZE", "5"), env("BACKPRESSURE_DEFAULT_BACKOFF", "10ms"), env("CONGESTION_BASE_BACKOFF", "10ms"))
+	s := start(t, apart, env("WORKER_COUNT", "2"), env("FETCH_BATCH_SIZE", "5"), env("BACKPRESSURE_DEFAULT_BACKOFF", "10ms"), env("CONGESTION_BASE_BACKOFF", "10ms"))
 	s.submit(client.Submission{ID: "quick", Type: "NOOP", Jobs: append(jobs(9, `{}`), jobs(1, `{"fail":"retry","fail_times":1}`)...), Seal: true})
 	s.wait("quick")
 	s.await("fetcher and dispatcher show their status", func() bool {

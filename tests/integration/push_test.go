@@ -94,10 +94,7 @@ func pushAccounts(t *testing.T, server *httptest.Server) (file, authority string
 }
 
 func TestPushJobs(t *testing.T) {
-	total := 20_000
-	if testing.Short() {
-		total = 2_000
-	}
+	const total = 2000
 	service := &pushService{calls: map[int]int{}, accepted: map[int]int{}, ids: map[int]map[string]bool{}}
 	server := httptest.NewUnstartedServer(service)
 	server.EnableHTTP2 = true
@@ -128,7 +125,7 @@ func TestPushJobs(t *testing.T) {
 	g := s.wait("sale")
 
 	gone := int64(total / 100)
-	require.Equal(t, api.Counts{Accepted: int64(total), Done: int64(total) - gone, Failed: gone}, g.Counts)
+	require.Equal(t, api.Counts{Accepted: total, Done: total - gone, Failed: gone}, g.Counts)
 	require.Equal(t, map[string]int64{"PUSH_UNREGISTERED": gone}, g.FailuresByCode)
 	service.mu.Lock() // not held while the test may fail: the server's end would wait for it
 	calls, accepted, ids, connections := maps.Clone(service.calls), maps.Clone(service.accepted), maps.Clone(service.ids), service.connections
@@ -141,7 +138,7 @@ func TestPushJobs(t *testing.T) {
 		require.Equal(t, 1, accepted[ordinal], "job %d", ordinal)
 		require.Len(t, ids[ordinal], 1, "all calls of a job have the same apns-id")
 	}
-	require.Equal(t, len(s.procs["worker"]), connections, "a worker process has one connection to APNs")
+	require.Equal(t, len(s.of("worker")), connections, "a worker process has one connection to APNs")
 	for role, procs := range s.procs {
 		for _, p := range procs {
 			require.NotContains(t, p.Log(), deviceToken, "%s logs no device token", role)
@@ -152,7 +149,7 @@ func TestPushJobs(t *testing.T) {
 		env := maps.Clone(s.env)
 		env["BULKACTION_PUSH_ACCOUNTS_FILE"] = filepath.Join(t.TempDir(), "accounts.yaml")
 		require.NoError(t, os.WriteFile(env["BULKACTION_PUSH_ACCOUNTS_FILE"], []byte("apns: [{id: shop, colour: red}]"), 0o600))
-		worker := proctest.Start(t, "worker", env)
+		worker := proctest.Start(t, "bulkaction", env, "worker")
 		require.Equal(t, 2, worker.Wait(time.Minute))
 		require.Contains(t, worker.Log(), "unknown field colour")
 		require.Contains(t, worker.Log(), "apns account shop: key_file is missing")

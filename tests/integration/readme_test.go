@@ -30,10 +30,9 @@ func TestReadmeCommands(t *testing.T) {
 
 	script := shellCommands(t, "README.md")
 	for _, change := range []struct{ old, new string }{
+		{"go run ./cmd/bulkaction demo", proctest.Path(t, "bulkaction") + " demo"},
 		{"go build -o bin/ ./cmd/...", "ln -s " + proctest.Path(t, "bulkaction") + " " + bin},
 		{"$PWD/bin:", bin + ":"},
-		{"go build -o bin/ ./examples", "go build -o " + bin + "/ ./examples"},
-		{"bin/custom-processor &", bin + "/custom-processor &"},
 		{"bulkaction demo\n", "bulkaction demo --jobs 300\n"},
 		{"bulkaction dev &\n", "bulkaction dev --redis-url " + redisURL + " &\n" +
 			"until curl -s -o " + os.DevNull + " http://" + address + "/openapi.yaml; do sleep 0.1; done\n"},
@@ -47,17 +46,10 @@ func TestReadmeCommands(t *testing.T) {
 	said := runScript(t, script, repository, "BULKACTION_API="+address, "BULKACTION_API_ADDR="+address)
 	for _, want := range []string{
 		"300 of 300 e-mails done", "audit clean", // demo
-		"20 of 20 ended (100%)",                  // submit --file
-		`"self":"/v1/groups/costs"`,              // curl
-		"cost        5",                          // watch costs
-		`{"ordinal":1,`,                          // results costs
-		"Waits for         scheduled",            // why promo-7 0
-		"Waits for   paused",                     // why promo-7
-		"WINDOW OF 1000 MS   USED   OF\ntenant",  // tenant set and show
-		"words       6",                          // the example's processor
-		"sale                     open",          // room ls
-		"COMPLETED: 100 of 100 invoices charged", // the example with everything in one program
-		"ok: 7 groups, 127 jobs",                 // audit
+		`"self":"/v1/groups/costs"`, // curl
+		"cost        5",             // watch costs
+		"20 of 20 ended (100%)",     // submit --file
+		"ok: 3 groups, 23 jobs",     // audit
 	} {
 		require.Contains(t, said, want)
 	}

@@ -62,7 +62,7 @@ func TestAcceptedMeansReplicated(t *testing.T) {
 func TestEmbeddedRedisHasNoReplicas(t *testing.T) {
 	t.Parallel()
 	mini := miniredis.RunT(t)
-	p := proctest.Start(t, "ingest", map[string]string{"BULKACTION_REDIS_URL": "redis://" + mini.Addr(), "BULKACTION_REDIS_WAIT_REPLICAS": "1"})
+	p := proctest.Start(t, "bulkaction", map[string]string{"BULKACTION_REDIS_URL": "redis://" + mini.Addr(), "BULKACTION_REDIS_WAIT_REPLICAS": "1"}, "ingest")
 	require.Equal(t, 1, p.Wait(patience))
 	require.Contains(t, p.Log(), "BULKACTION_REDIS_WAIT_REPLICAS to 0")
 }

@@ -18,7 +18,7 @@ var rounds = []string{"group.created", "group.dispatched", "group.running", "gro
 
 func TestRetryRunsOnlyWhatFailed(t *testing.T) {
 	t.Parallel()
-	s := start(t)
+	s := start(t, apart)
 	const good, bad, hopeless = 200, 50, 10
 	none := 0
 	all := jobs(good, `{"result":1}`)

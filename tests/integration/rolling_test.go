@@ -26,7 +26,7 @@ func TestRollingRestarts(t *testing.T) {
 		rounds = n
 	}
 	const grace = 15 * time.Second
-	s := start(t, env("WORKER_TIMEOUT", "100ms"), env("SHUTDOWN_GRACE_PERIOD", grace.String()), env("LEASE", "5s"))
+	s := start(t, apart, env("WORKER_TIMEOUT", "100ms"), env("SHUTDOWN_GRACE_PERIOD", grace.String()), env("LEASE", "5s"))
 	type group struct {
 		id   string
 		jobs int64

@@ -106,8 +106,8 @@ func TestSecretsStayInside(t *testing.T) {
 		env("SMTP_HOST", "127.0.0.1"), env("SMTP_PORT", "1"), env("SMTP_TLS", "none"), env("MAX_RETRY_COUNT", "0"),
 		env("HTTP_PROCESSOR_ALLOW_PRIVATE", "true"), env("HTTP_PROCESSOR_CREDENTIALS_FILE", file("credentials.yaml", fmt.Sprintf(
 			"credentials:\n  - {id: one, hosts: [%q], header: Authorization, value_file: credential}\n", echo.Listener.Addr()))),
-		binary("worker", "retryworker"), env("WORKER_TYPES", ""), env("BROKER_TOKEN_KEYS_FILE", tokenKeys(t)))
-	s.bins["worker"] = "worker" // the next one has the built-in processors
+		binary("worker", "testworker"), env("WORKER_TYPES", ""), env("BROKER_TOKEN_KEYS_FILE", tokenKeys(t)))
+	delete(s.bins, "worker") // the next one has the built-in processors
 	others := s.launch("worker", map[string]string{"BULKACTION_WORKER_TYPES": "SEND_EMAIL,HTTP"})
 	others.WaitReady()
 
@@ -183,13 +183,12 @@ func TestSecretsStayInside(t *testing.T) {
 		}
 	}
 	require.Contains(t, outputs["worker/metrics"], "worker_job_failed_total")
-	for _, name := range append([]string{"broker"}, roles...) {
+	for i, name := range append([]string{"broker"}, roles...) {
 		wrong := withPassword(s.redis.URL(), secrets.plant("wrong password of "+name))
-		for _, url := range []string{wrong, wrong + "x/y", "redis://u:" + secrets.plant("password of "+name) + "@127.0.0.1:x"} {
-			more := map[string]string{"BULKACTION_REDIS_URL": url, "BULKACTION_SMTP_PASSWORD": secrets["password of SMTP"]}
-			outputs["-help of "+name] += outputOf(t, name, more, "-help")
-			outputs["failed start of "+name] += outputOf(t, name, more)
-		}
+		urls := []string{wrong, wrong + "x/y", "redis://u:" + secrets.plant("password of "+name) + "@127.0.0.1:x"}
+		more := map[string]string{"BULKACTION_REDIS_URL": urls[i%3], "BULKACTION_SMTP_PASSWORD": secrets["password of SMTP"]}
+		outputs["-help of "+name] = outputOf(t, more, name, "-help")
+		outputs["failed start of "+name] = outputOf(t, more, name)
 	}
 	outputs["CLI with a wrong key"] = cli("stats", "--api", s.url(0), "--api-key-file", file("wrong", secrets.plant("wrong key of the CLI"))).Output()
 	outputs["CLI with a wrong URL"] = cli("audit", "--redis-url", withPassword(s.redis.URL(), secrets.plant("wrong password of the CLI"))).Output()
@@ -229,9 +228,9 @@ func withPassword(url, password string) string {
 	return strings.Replace(url, "://", "://worker:"+password+"@", 1)
 }
 
-// outputOf runs a binary until it ends, and returns what it prints.
-func outputOf(t *testing.T, name string, env map[string]string, args ...string) string {
-	p := proctest.Start(t, name, env, args...)
+// outputOf runs bulkaction until it ends, and returns what it prints.
+func outputOf(t *testing.T, env map[string]string, args ...string) string {
+	p := proctest.Start(t, "bulkaction", env, args...)
 	p.Wait(patience)
 	return p.Output()
 }

@@ -14,7 +14,7 @@ func TestSentinel(t *testing.T) {
 	sentinels := redistest.Sentinel(t, userstest.Users(t))
 	s := start(t, onURL(sentinels.URL), env("PARTITIONS", "4"), env("LEASE", "2s"), env("BACKPRESSURE_GLOBAL_RPS", "0"),
 		env("BACKPRESSURE_DEFAULT_BACKOFF", "50ms"), env("CONGESTION_BASE_BACKOFF", "50ms"), env("REDIS_COMMAND_TIMEOUT", "1s"),
-		env("REDIS_WAIT_REPLICAS", "1"), binary("worker", "retryworker"))
+		env("REDIS_WAIT_REPLICAS", "1"), binary("worker", "testworker"))
 	p := s.produce(4, 100)
 	p.awaitProgress("first jobs", 300)
 	for range 2 {

@@ -27,7 +27,7 @@ func (s *system) results(group string) map[int64]api.Result {
 
 func TestStoppedWorkerFinishesItsJobs(t *testing.T) {
 	t.Parallel()
-	s := start(t, env("WORKER_TIMEOUT", "100ms"), env("WORKER_COUNT", "10"))
+	s := start(t, apart, env("WORKER_TIMEOUT", "100ms"), env("WORKER_COUNT", "10"))
 	s.submit(client.Submission{ID: "slow", Type: "NOOP", Jobs: jobs(10, `{"sleep_ms":1000}`), Seal: true})
 	s.awaitCounts("slow", "all run", func(c api.Counts) bool { return c.InFlight == 10 })
 	s.stop(s.proc("worker", 0))
@@ -45,7 +45,7 @@ func TestStoppedWorkerFinishesItsJobs(t *testing.T) {
 
 func TestStoppedWorkerReleasesWhatItCannotFinish(t *testing.T) {
 	t.Parallel()
-	s := start(t, env("WORKER_TIMEOUT", "100ms"), env("WORKER_COUNT", "10"), env("SHUTDOWN_GRACE_PERIOD", "100ms"))
+	s := start(t, apart, env("WORKER_TIMEOUT", "100ms"), env("WORKER_COUNT", "10"), env("SHUTDOWN_GRACE_PERIOD", "100ms"))
 	s.submit(client.Submission{ID: "slow", Type: "NOOP", Jobs: jobs(25, `{"sleep_ms":1500}`), Seal: true})
 	s.awaitCounts("slow", "some run", func(c api.Counts) bool { return c.InFlight >= 10 })
 	first := s.proc("worker", 0)
@@ -114,7 +114,7 @@ func (s *system) underLoad(t *testing.T, during func()) {
 
 func TestEveryRoleIsReplacedUnderLoad(t *testing.T) {
 	t.Parallel()
-	s := start(t, env("WORKER_TIMEOUT", "100ms"), env("LEASE", "5s"))
+	s := start(t, apart, env("WORKER_TIMEOUT", "100ms"), env("LEASE", "5s"))
 	s.underLoad(t, func() {
 		for _, role := range roles {
 			old := s.proc(role, 0)
@@ -128,7 +128,7 @@ func TestEveryRoleIsReplacedUnderLoad(t *testing.T) {
 
 func TestAllRolesStopAndOthersGoOn(t *testing.T) {
 	t.Parallel()
-	s := start(t, env("WORKER_TIMEOUT", "100ms"), env("LEASE", "5s"))
+	s := start(t, apart, env("WORKER_TIMEOUT", "100ms"), env("LEASE", "5s"))
 	s.underLoad(t, func() {
 		s.stopAll()
 		for _, role := range roles {
@@ -139,7 +139,7 @@ func TestAllRolesStopAndOthersGoOn(t *testing.T) {
 
 func TestKilledWorker(t *testing.T) {
 	t.Parallel()
-	s := start(t, env("LEASE", "1s"), replicas("worker", 2))
+	s := start(t, apart, env("LEASE", "1s"), replicas("worker", 2))
 	const n = 600
 	s.submit(client.Submission{ID: "g", Type: "NOOP", Jobs: jobs(n, `{"sleep_ms":20,"result":1}`), Seal: true, Aggregate: []client.Aggregate{{As: "n", Op: "sum", Field: "data"}}})
 	s.awaitCounts("g", "in the middle", func(c api.Counts) bool { return c.Done > 50 && c.InFlight >= 20 })
@@ -162,7 +162,7 @@ func TestKilledWorker(t *testing.T) {
 
 func TestEveryRoleIsKilledUnderLoad(t *testing.T) {
 	t.Parallel()
-	s := start(t, env("WORKER_TIMEOUT", "100ms"), env("LEASE", "1s"))
+	s := start(t, apart, env("WORKER_TIMEOUT", "100ms"), env("LEASE", "1s"))
 	s.underLoad(t, func() {
 		var fresh []*proctest.Process
 		for _, role := range roles {

@@ -1,15 +1,17 @@
-// Package integration tests the system from outside, as producers and operators see it. Most tests
-// run each role for jobs as a process of its own, on a private redis-server; see start.
+// Package integration tests the system from outside, as producers and operators see it. A test
+// runs all roles for jobs in one process, or each in a process of its own, on a private
+// redis-server; see start.
 package integration
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"io"
 	"maps"
 	"net/http"
+	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -29,9 +31,12 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/userstest"
 )
 
-func TestMain(m *testing.M) { proctest.Main(m, "./tests/integration/retryworker") }
+func TestMain(m *testing.M) {
+	os.Exit(proctest.Run(m, "./cmd/bulkaction", "./tests/testworker", "./examples/credential-pool", "./examples/custom-processor",
+		"./examples/custom-reducer", "./examples/embedded", "./examples/protected-shop"))
+}
 
-// roles are the names of the roles, which their binaries have too, in the order of the pipeline.
+// roles are the names of the roles for jobs, in the order of the pipeline.
 var roles = []string{"ingest", "fetcher", "dispatcher", "worker", "aggregator", "watcher"}
 
 // patience is how long a test waits for an event. It allows for a busy machine.
@@ -45,29 +50,37 @@ type system struct {
 	rdb   redis.UniversalClient
 	space keyspace.Space
 	env   map[string]string
-	procs map[string][]*proctest.Process
-	bins  map[string]string // by role: its binary, if that has another name than the role
+	procs map[string][]*proctest.Process // by role; a process with all roles is in procs["all"]
+	bins  map[string]string              // by role: its binary, if that is not bulkaction
 
-	api *client.API // client of the first ingest; nil if there is none
+	api *client.API // client of the first process with an API; nil if there is none
 }
 
 // setup is changed by a test's options before start uses it.
 type setup struct {
 	replicas map[string]int // number of processes of a role; 1 if absent
+	apart    bool           // each role is a process of its own
 	env      map[string]string
 	redis    []redistest.Option
 	url      string
-	binaries map[string]string // by role: its binary, if that has another name than the role
+	binaries map[string]string // by role: its binary, if that is not bulkaction
 }
 
 type option func(*setup)
 
-// replicas is an option of start: it starts n processes of a role, not one.
-func replicas(role string, n int) option { return func(o *setup) { o.replicas[role] = n } }
+// apart is an option of start: each role is a process of its own, with the Redis user of the role.
+func apart(o *setup) { o.apart = true }
 
-// binary is an option of start: the role is run by the program `name`, not by the one with the name
-// of the role.
-func binary(role, name string) option { return func(o *setup) { o.binaries[role] = name } }
+// replicas is an option of start: n processes have the role, not one. 0 includes apart.
+func replicas(role string, n int) option {
+	return func(o *setup) { o.replicas[role], o.apart = n, o.apart || n == 0 }
+}
+
+// binary is an option of start, and includes apart: the role is run by the program `name`, not by
+// bulkaction.
+func binary(role, name string) option {
+	return func(o *setup) { o.binaries[role], o.apart = name, true }
+}
 
 // env is an option of start: it sets an environment variable of all processes. name is without the
 // prefix BULKACTION_, unless it is a variable of OpenTelemetry.
@@ -89,8 +102,8 @@ func variable(name string) string {
 	return "BULKACTION_" + name
 }
 
-// start starts a Redis and, unless options say otherwise, one process of each role, and waits until
-// all are ready.
+// start starts a Redis and a process with all roles, or with the option apart one process of each
+// role, and waits until all are ready.
 func start(t testing.TB, opts ...option) *system {
 	t.Helper()
 	o := setup{replicas: map[string]int{}, binaries: map[string]string{}, env: map[string]string{
@@ -115,10 +128,16 @@ func start(t testing.TB, opts ...option) *system {
 	}
 	s.rdb = connect(t, o.url).Cmd
 	s.env["BULKACTION_REDIS_URL"] = o.url
+	if !o.apart {
+		s.launch(allRoles, nil)
+	}
 	for _, role := range roles {
 		n, ok := o.replicas[role]
 		if !ok {
 			n = 1
+		}
+		if !o.apart {
+			n-- // one has all roles
 		}
 		for range n {
 			s.launch(role, nil)
@@ -129,7 +148,7 @@ func start(t testing.TB, opts ...option) *system {
 			p.WaitReady()
 		}
 	}
-	if len(s.procs["ingest"]) > 0 {
+	if len(s.of("ingest")) > 0 {
 		s.api = client.NewAPI(s.url(0))
 	}
 	t.Cleanup(func() {
@@ -152,14 +171,21 @@ func connect(t testing.TB, url string) *redisx.Conn {
 // ctx returns the test's context without its cancellation, because clean-ups use it too.
 func (s *system) ctx() context.Context { return context.WithoutCancel(s.t.Context()) }
 
-// launch starts one more process of a role as the Redis user of that role, with additional
-// variables (full names). It does not wait until the process is ready.
+// allRoles is the command, and the Redis user, of a process with all roles.
+const allRoles = "all"
+
+// launch starts one more process of a role, or of allRoles, as the Redis user of that role, with
+// additional variables (full names). It does not wait until the process is ready.
 func (s *system) launch(role string, more map[string]string) *proctest.Process {
 	s.t.Helper()
-	all := maps.Clone(s.env)
-	all["BULKACTION_REDIS_URL"] = userstest.As(role, all["BULKACTION_REDIS_URL"])
-	maps.Copy(all, more)
-	p := proctest.Start(s.t, cmp.Or(s.bins[role], role), all)
+	environ := maps.Clone(s.env)
+	environ["BULKACTION_REDIS_URL"] = userstest.As(role, environ["BULKACTION_REDIS_URL"])
+	maps.Copy(environ, more)
+	name, args := "bulkaction", []string{role}
+	if own, ok := s.bins[role]; ok {
+		name, args = own, nil
+	}
+	p := proctest.Start(s.t, name, environ, args...)
 	s.procs[role] = append(s.procs[role], p)
 	return p
 }
@@ -172,11 +198,17 @@ func (s *system) add(role string) *proctest.Process {
 	return p
 }
 
-// proc returns the i-th process of a role.
+// of returns the processes that have a role: the one with all roles first.
+func (s *system) of(role string) []*proctest.Process {
+	return slices.Concat(s.procs[allRoles], s.procs[role])
+}
+
+// proc returns the i-th process that has a role.
 func (s *system) proc(role string, i int) *proctest.Process {
 	s.t.Helper()
-	require.Greater(s.t, len(s.procs[role]), i)
-	return s.procs[role][i]
+	procs := s.of(role)
+	require.Greater(s.t, len(procs), i)
+	return procs[i]
 }
 
 // stop stops a process with SIGTERM; the exit code must be 0.
@@ -226,11 +258,7 @@ func (s *system) group(id string) api.Group {
 
 // jobs returns n NOOP jobs with the same payload.
 func jobs(n int, payload string) []client.NewJob {
-	all := make([]client.NewJob, n)
-	for i := range all {
-		all[i] = client.NewJob{Payload: json.RawMessage(payload)}
-	}
-	return all
+	return slices.Repeat([]client.NewJob{{Payload: json.RawMessage(payload)}}, n)
 }
 
 // wait waits until a group has ended its first round, and returns the group as its event in the

@@ -141,7 +141,7 @@ func payload() json.RawMessage { return json.RawMessage(`{"result":{"token":"` +
 
 func TestTraceOfOneJob(t *testing.T) {
 	t.Parallel()
-	s, r := traced(t)
+	s, r := traced(t, apart)
 	body := func(id string) string {
 		return `{"id":"` + id + `","tenant":"acme","type":"NOOP","seal":true,"jobs":[{"payload":` + string(payload()) + `}]}`
 	}

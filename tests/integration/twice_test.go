@@ -21,11 +21,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/process/app"
 	role "github.com/bulkaction/bulkaction/internal/process/roles"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 	"github.com/bulkaction/bulkaction/processor"
 	"github.com/bulkaction/bulkaction/processor/noop"
-	"github.com/bulkaction/bulkaction/reducer"
 )
 
 // twice is a hook of the Redis client. After each EVAL or EVALSHA without an error it sends the
@@ -103,19 +101,11 @@ func inOne(t *testing.T, url string, hook redis.Hook, environ ...string) string 
 				return err
 			}
 			b.Conn.Cmd.AddHook(hook)
-			reducers := reducer.NewRegistry()
-			return stage.RunAll(ctx,
-				func(ctx context.Context) error {
-					return role.Ingest(reducers, func(addr string) { api <- addr })(ctx, p.As("ingest"), b)
-				},
-				func(ctx context.Context) error { return role.Fetcher(ctx, p.As("fetcher"), b) },
-				func(ctx context.Context) error { return role.Dispatcher(ctx, p.As("dispatcher"), b) },
-				func(ctx context.Context) error {
-					return role.Worker(&byRuns{runs: map[string]int{}})(ctx, p.As("worker"), b)
-				},
-				func(ctx context.Context) error { return role.Watcher(reducers)(ctx, p.As("watcher"), b) },
-				func(ctx context.Context) error { return role.Aggregator(reducers)(ctx, p.As("aggregator"), b) },
-			)
+			own := role.Own{
+				Processors: []processor.Processor{&byRuns{runs: map[string]int{}}},
+				Listening:  func(addr string) { api <- addr },
+			}
+			return role.Together(ctx, p, b, own.Jobs())
 		})
 	}()
 	t.Cleanup(func() {

@@ -64,9 +64,9 @@ func TestRolesRefuseToStartWithoutARight(t *testing.T) {
 			require.Contains(t, u.Commands, command, role)
 			u.Commands = slices.DeleteFunc(u.Commands, func(c string) bool { return c == command })
 		})
-		p := proctest.Start(t, role, map[string]string{
+		p := proctest.Start(t, "bulkaction", map[string]string{
 			"BULKACTION_REDIS_URL": url, "BULKACTION_WORKER_TYPES": "NOOP", "BULKACTION_BROKER_TOKEN_KEYS_FILE": keys,
-		})
+		}, role)
 		require.NotZero(t, p.Wait(patience), role)
 		require.Contains(t, p.Log(), "may not run "+command, role)
 		require.Contains(t, p.Log(), "bulkaction acl --role "+role)
@@ -134,7 +134,7 @@ func TestWaitingRoomWithUsers(t *testing.T) {
 	t.Parallel()
 	keys := tokenKeys(t)
 	addr := childproc.FreeAddr()
-	s := start(t, env("BROKER_TOKEN_KEYS_FILE", keys), env("BROKER_ADDR", addr), env("BROKER_PUBLIC_URL", "http://"+addr))
+	s := start(t, apart, env("BROKER_TOKEN_KEYS_FILE", keys), env("BROKER_ADDR", addr), env("BROKER_PUBLIC_URL", "http://"+addr))
 	s.launch("broker", nil).WaitReady()
 
 	status, body := s.call(http.MethodPut, s.url(0)+"/v1/events/sale", `{"capacity":1}`)

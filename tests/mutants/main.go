@@ -74,9 +74,10 @@ func kill(m mutant) error {
 		return fmt.Errorf("read GOFLAGS: %w", err)
 	}
 	cmd := exec.Command("go", "test", "-count=1", "-timeout=5m", "-run", "^"+m.test+"$", m.pkg)
-	// The overlay is passed in the environment variable GOFLAGS, because a test that builds
-	// binaries must build them with the overlay too.
-	cmd.Env = append(os.Environ(), "GOFLAGS="+strings.TrimSpace(string(flags))+" -overlay="+overlay)
+	// The overlay is passed in the environment variable GOFLAGS, because a test that starts
+	// binaries must build them with the overlay too, and not take those of BULKACTION_TEST_BIN.
+	cmd.Env = append(os.Environ(), "BULKACTION_TEST_BIN=",
+		"GOFLAGS="+strings.TrimSpace(string(flags))+" -overlay="+overlay)
 	out, err := cmd.CombinedOutput()
 	switch {
 	case err == nil:

@@ -61,10 +61,20 @@ func licenceFiles(t *testing.T, dir string) []string {
 	})
 }
 
-// TestLicences requires that the code in the binaries, and each direct dependency, has a licence
-// that is allowed, and that go.mod replaces no module.
+const ours = "github.com/bulkaction/bulkaction"
+
+// TestLicences requires that the code in the binaries and in the program of the module bench, and
+// each direct dependency, has a licence that is allowed. go.mod replaces no module, and that of bench
+// only ours.
 func TestLicences(t *testing.T) {
 	t.Parallel()
+	requireLicences(t, ".", "./cmd/...", 0)
+	requireLicences(t, "bench", ".", 1)
+}
+
+// requireLicences does that for the module in a folder. It looks at the code of the programs.
+func requireLicences(t *testing.T, dir, programs string, replaced int) {
+	t.Helper()
 	var mod struct {
 		Require []struct {
 			Path     string
@@ -72,31 +82,32 @@ func TestLicences(t *testing.T) {
 		}
 		Replace []any
 	}
-	require.NoError(t, json.Unmarshal(goTool(t, "mod", "edit", "-json"), &mod))
-	require.Empty(t, mod.Replace, "go.mod replaces modules")
+	require.NoError(t, json.Unmarshal(goTool(t, dir, "mod", "edit", "-json"), &mod))
+	require.Len(t, mod.Replace, replaced, "go.mod replaces modules")
 	// Direct dependencies are downloaded, not listed by go list: modules that only tests with build
 	// tags use may not be in the module cache yet, and go list would fail.
 	direct := []string{"mod", "download", "-json"}
 	for _, r := range mod.Require {
-		if !r.Indirect {
+		if !r.Indirect && r.Path != ours {
 			direct = append(direct, r.Path)
 		}
 	}
 	const module = "{{with .Module}}{{if not .Main}}{{.Path}} {{.Dir}}{{end}}{{end}}"
-	linked := folders(t, goTool(t, "list", "-deps", "-f", module, "./cmd/..."))
+	linked := folders(t, goTool(t, dir, "list", "-deps", "-f", module, programs))
 	require.Contains(t, linked, "github.com/redis/go-redis/v9")
+	delete(linked, ours)
 	all := maps.Clone(linked)
-	for modules := json.NewDecoder(bytes.NewReader(goTool(t, direct...))); modules.More(); {
+	for modules := json.NewDecoder(bytes.NewReader(goTool(t, dir, direct...))); modules.More(); {
 		var m struct{ Path, Dir string }
 		require.NoError(t, modules.Decode(&m))
 		all[m.Path] = m.Dir
 	}
-	for path, dir := range all {
+	for path, folder := range all {
 		allowed := inBinaries
 		if linked[path] == "" {
 			allowed = append(slices.Clone(inBinaries), testsOnly...)
 		}
-		files := licenceFiles(t, dir)
+		files := licenceFiles(t, folder)
 		require.NotEmpty(t, files, "%s has no licence", path)
 		for _, file := range files {
 			text, err := os.ReadFile(file)
@@ -122,12 +133,12 @@ func TestLicencesAreFound(t *testing.T) {
 	}
 }
 
-// goTool runs the go command in the folder of this module and returns its output. It needs the
+// goTool runs the go command in a folder of the repository and returns its output. It needs the
 // network for modules that are not in the module cache.
-func goTool(t *testing.T, args ...string) []byte {
+func goTool(t *testing.T, dir string, args ...string) []byte {
 	t.Helper()
 	tool := exec.CommandContext(t.Context(), "go", args...)
-	tool.Dir = moduleRoot(t)
+	tool.Dir = filepath.Join(moduleRoot(t), dir)
 	var problem strings.Builder
 	tool.Stderr = &problem
 	out, err := tool.Output()

@@ -17,18 +17,8 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/access/activity"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/internal/testkit/luaheader"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
-	"github.com/bulkaction/bulkaction/lua"
 )
-
-func TestHeader(t *testing.T) {
-	t.Parallel()
-	source := lua.Source("activity/add")
-	luaheader.Check(t, "add", source, []string{"stream"})
-	header, _ := luaheader.Split(source)
-	luaheader.Of(t, header).Takes(t, "add", []any{0, 100_000, "name", "value"})
-}
 
 type world struct {
 	*testing.T
@@ -210,4 +200,25 @@ func TestStrangeEntries(t *testing.T) {
 	require.Len(t, got[0].Object, 8192)
 	require.Nil(t, got[0].After)
 	require.Equal(t, api.Activity{ID: got[1].ID}, got[1])
+}
+
+// TestEntryOnBothServers: the script that stores entries works on a real Redis, and on the embedded
+// server of `bulkaction dev`.
+func TestEntryOnBothServers(t *testing.T) {
+	redistest.Both(t, func(t *testing.T, url, prefix string) {
+		t.Parallel()
+		opt, err := redis.ParseURL(url)
+		require.NoError(t, err)
+		c := redis.NewClient(opt)
+		t.Cleanup(func() { _ = c.Close() })
+		space, err := keyspace.New(prefix, 1)
+		require.NoError(t, err)
+		for _, keep := range []time.Duration{0, time.Hour} {
+			log := activity.New(c, space, keep, slog.New(slog.DiscardHandler))
+			require.NoError(t, log.Do(t.Context(), api.Activity{Action: "group.cancel", Object: "g"}, func(context.Context) error { return nil }))
+		}
+		list, err := activity.New(c, space, 0, slog.New(slog.DiscardHandler)).Read(t.Context(), activity.Query{Limit: 10})
+		require.NoError(t, err)
+		require.Len(t, list.Activity, 2)
+	})
 }

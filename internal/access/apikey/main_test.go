@@ -57,16 +57,13 @@ type world struct {
 
 // link is the connection of the process to Redis.
 type link struct {
+	redistest.NoHook
 	mu       sync.Mutex
 	fault    error         // of each command, if set
 	hold     chan struct{} // each command waits until it is closed, if set
 	commands atomic.Int64
 }
 
-func (l *link) DialHook(next redis.DialHook) redis.DialHook { return next }
-func (l *link) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
 func (l *link) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		l.commands.Add(1)

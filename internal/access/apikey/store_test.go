@@ -14,18 +14,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/access/auth"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/internal/testkit/luaheader"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
-	"github.com/bulkaction/bulkaction/lua"
 )
-
-func TestHeader(t *testing.T) {
-	t.Parallel()
-	source := lua.Source("auth/change")
-	luaheader.Check(t, "change", source, []string{"hash"})
-	header, _ := luaheader.Split(source)
-	luaheader.Of(t, header).Takes(t, "change", []any{MaxKeys, "field", "old", "new"})
-}
 
 // TestWhatIsStored: the test fixes what Redis stores, because other versions read it: the name of
 // the hash, its fields, and the fields of a record.

@@ -1,7 +1,6 @@
 // Package repair sets wrong data in Redis right where the right value is certain: it acts on what
 // package audit finds and proves. [Run] repairs jobs, groups and counters, [OwnerKeys] deletes
-// owner keys without a group, [Guards] repairs guards, and [Lose] ends missing jobs as failed. It
-// hides in which order and with which scripts this is done.
+// owner keys without a group, and [Lose] ends missing jobs as failed. It hides in which order and with which scripts this is done.
 //
 // Each repair of Run is one atomic step in Redis that compares states and versions with what the
 // audit saw: it changes nothing if the data has moved since, and a repeated repair changes nothing
@@ -12,6 +11,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/bulkaction/bulkaction/internal/audit"
 	"github.com/bulkaction/bulkaction/internal/audit/read"
@@ -163,4 +163,42 @@ func Lose(ctx context.Context, conn *redisx.Conn, p keyspace.Partition, m audit.
 		lost = append(lost, ended...)
 	}
 	return lost, nil
+}
+
+// creationTime is a wait that is longer than any process takes from reading a group's owner key to
+// creating the group.
+const creationTime = time.Second
+
+// OwnerKeys looks in all of Redis for owner keys whose groups do not exist, deletes them, and waits
+// for creationTime. If the group of a deleted key was created meanwhile, it writes the key again.
+// It calls tell for each key that stays deleted.
+func OwnerKeys(ctx context.Context, conn *redisx.Conn, space keyspace.Space, tell func(Result)) error {
+	orphans, err := audit.FindOwnerKeysWithoutGroup(ctx, conn, space)
+	if err != nil {
+		return fmt.Errorf("look for owner keys without a group: %w", err)
+	}
+	key := func(f audit.Finding) string { return space.OfGroup(f.Group).Owner(f.Group) }
+	for _, f := range orphans {
+		if err := conn.Cmd.Del(ctx, key(f)).Err(); err != nil {
+			return fmt.Errorf("delete the owner key of group %s: %w", f.Group, err)
+		}
+	}
+	// A process that is creating the group may have read the owner key before its deletion. Then
+	// the group soon exists, and its key must be written again.
+	if len(orphans) > 0 && redisx.Sleep(ctx, creationTime) != nil {
+		return ctx.Err()
+	}
+	for _, f := range orphans {
+		tenant, err := ledger.TenantOf(ctx, conn.Cmd, space.OfTenant(f.Tenant), f.Group)
+		if err == nil && tenant != "" {
+			err = conn.Cmd.SetNX(ctx, key(f), f.Tenant, 0).Err()
+		}
+		if err != nil {
+			return fmt.Errorf("delete the owner key of group %s: %w", f.Group, err)
+		}
+		if tenant == "" {
+			tell(newResult(f.Violation, "; now the key is gone", true))
+		}
+	}
+	return nil
 }

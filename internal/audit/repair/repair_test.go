@@ -71,11 +71,16 @@ func requireRepaired(w *audittest.World, tamper audittest.Tamper, before audit.R
 	}
 }
 
-// TestRepairOfTampering: what a tamper has done is repaired, unless it is one of beyondRepair.
-func TestRepairOfTampering(t *testing.T) {
-	audittest.EachTamper(t, func(w *audittest.World, tamper audittest.Tamper) {
-		tamper.Do(w)
-		requireRepaired(w, tamper, run(w))
+// TestTampering: an audit finds exactly the violations that a tamper causes, and what the tamper has
+// done is repaired, unless it is one of beyondRepair.
+func TestTampering(t *testing.T) {
+	audittest.EachTamper(t, audittest.Tampers, func(w *audittest.World, tamper audittest.Tamper) {
+		want := tamper.Do(w)
+		slices.Sort(want)
+		found := run(w)
+		require.False(w, found.OK)
+		require.Equal(w, want, audittest.Summary(found.Violations), "%v", found.Violations)
+		requireRepaired(w, tamper, found)
 	})
 }
 

@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"hash/crc32"
+	"io"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,7 +17,6 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
-	"github.com/bulkaction/bulkaction/internal/jobs/aggregate"
 	"github.com/bulkaction/bulkaction/internal/jobs/aggregator"
 	"github.com/bulkaction/bulkaction/internal/jobs/groups"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
@@ -105,12 +106,9 @@ func TestResultsBecomeTheAggregate(t *testing.T) {
 
 // stopAfterRead is a hook of the Redis client. It ends the role's context as soon as the role has
 // read entries.
-type stopAfterRead struct{ stop func() }
-
-func (stopAfterRead) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (stopAfterRead) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
+type stopAfterRead struct {
+	redistest.NoHook
+	stop func()
 }
 
 func (h stopAfterRead) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
@@ -131,7 +129,7 @@ func TestStopReducesWhatWasRead(t *testing.T) {
 		ctx, stop := context.WithCancel(context.WithoutCancel(w.T.Context()))
 		defer stop()
 		conn := w.Connect()
-		conn.Block.AddHook(stopAfterRead{stop})
+		conn.Block.AddHook(stopAfterRead{stop: stop})
 		require.NoError(w.T, aggregator.New(stage.Process{ID: "a", Conn: conn, Space: w.Space, Tel: w.Tel}, config(), reducer.NewRegistry()).Run(ctx))
 		require.Zero(w.T, w.Pending(w.P.ResultStream(), keyspace.GroupAggregator))
 		awaitReduced(w, "g", 20)
@@ -248,7 +246,7 @@ func TestEntriesOfADeadAggregatorAreClaimed(t *testing.T) {
 		require.Len(w.T, read, 2)
 		// The first entry was reduced, but its acknowledgement was lost.
 		registry := reducer.NewRegistry()
-		plan, err := aggregate.Plan(registry, `[{"as":"cost","op":"sum","field":"data.cost"},{"as":"n","op":"count"}]`)
+		plan, err := ledger.AggregatePlan(registry, `[{"as":"cost","op":"sum","field":"data.cost"},{"as":"n","op":"count"}]`)
 		require.NoError(w.T, err)
 		state, args := plan.New(), ledger.ReduceArgs{Group: "g", Partial: "9", Lines: []byte(read[0].Values["l"].(string))}
 		for line := range strings.SplitSeq(string(args.Lines), "\n") {
@@ -367,4 +365,62 @@ func TestOnlyAggregatorsWithTheReducerReduceTheGroup(t *testing.T) {
 	runAggregator(w, cfg, "with", registry)
 	awaitEmptyStream(w)
 	require.Equal(t, map[string]json.RawMessage{"word": json.RawMessage(`"aa"`)}, w.Group("words").Aggregate)
+}
+
+// cutOff is a hook of the Redis client that fails all commands outside of pipelines while on is
+// set.
+type cutOff struct {
+	redistest.NoHook
+	on     atomic.Bool
+	failed atomic.Int64 // commands that have failed
+}
+
+func (c *cutOff) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if c.on.Load() {
+			c.failed.Add(1)
+			cmd.SetErr(io.ErrUnexpectedEOF)
+			return io.ErrUnexpectedEOF
+		}
+		return next(ctx, cmd)
+	}
+}
+
+// TestPartialOfADeletedGroupIsNotUsedAgain: an aggregator remembers a partial aggregate of the
+// deleted group g, which it has written once. Another process, which uses the partial aggregate of
+// the same number, writes it once for a new group g. Then the first one reduces the other half of
+// the new group's jobs, and the group has the right aggregate.
+func TestPartialOfADeletedGroupIsNotUsedAgain(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	ctx := t.Context()
+	process, cut := stagetest.Process(w, "a"), &cutOff{}
+	process.Conn.Block.AddHook(cut)
+	w.Run(aggregator.New(process, config(), reducer.NewRegistry()))
+	submitCosts(w, "g", 30, 30)
+	awaitReduced(w, "g", 30)
+	fence, err := ledger.Lead(ctx, w.Conn.Cmd, w.P, "test", time.Minute)
+	require.NoError(t, err)
+	_, err = ledger.Advance(ctx, w.Conn.Cmd, w.P, "g", fence)
+	require.NoError(t, err)
+	require.NoError(t, ledger.Expire(ctx, w.Conn.Cmd, w.P, "g", fence, false))
+
+	cut.on.Store(true)
+	w.Await("the end of its last read", func() bool { return cut.failed.Load() > 0 })
+	w.Submit(messages.SubmitGroup{
+		ID: "g", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(20),
+		Aggregate: []messages.Aggregate{{As: "cost", Op: "sum", Field: "data.cost"}, {As: "n", Op: "count"}},
+	})
+	w.Admit("T")
+	jobs := w.Take("T", "w", 20)
+	w.Done(`{"cost":0.1}`, jobs[:10]...)
+	stop := runAggregator(w, config(), "a", reducer.NewRegistry())
+	w.Await("half of the jobs", func() bool {
+		now, err := ledger.ReadProgress(ctx, w.Conn.Cmd, []ledger.GroupRef{{Partition: w.P, ID: "g"}})
+		return err == nil && now[0].Reduced == 10
+	})
+	stop()
+	cut.on.Store(false)
+	w.Done(`{"cost":0.1}`, jobs[10:]...)
+	awaitReduced(w, "g", 20)
 }

@@ -2,15 +2,21 @@ package aggregator
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/jsonscan"
 	"github.com/bulkaction/bulkaction/internal/redisx/stream"
+	"github.com/bulkaction/bulkaction/internal/telemetry"
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
@@ -157,4 +163,18 @@ func numberAfter(line []byte, i int, prefix string) (number []byte, end int) {
 		return nil, -1
 	}
 	return line[start:end], end
+}
+
+// recordSpans records, for each sampled job, the span "reduce", which ends the job's trace, and a
+// span of the batch that links to these. began is when the batch began.
+func (p *partitionReducer) recordSpans(ctx context.Context, tenant, group string, jobs []jobResult, began time.Time) {
+	batch := p.Tel.NewBatch("reduce", p.partition.ResultStream(), began)
+	for i := range jobs {
+		j := &jobs[i]
+		span := telemetry.JobSpan{Parent: j.trace, Kind: trace.SpanKindConsumer, Start: began}
+		batch.Job(ctx, span, func() []attribute.KeyValue {
+			return telemetry.JobAttributes(tenant, group, j.Ordinal, j.Attempts)
+		})
+	}
+	batch.End(ctx, len(jobs))
 }

@@ -10,9 +10,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
+
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
-	"github.com/bulkaction/bulkaction/internal/jobs/quota"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/internal/stage/presence"
@@ -84,9 +85,9 @@ func (f *Fetcher) Run(ctx context.Context) error {
 	r.Every("capacity", presence.Interval, f.capacity.Refresh)
 	r.Report(f.Status)
 	if f.Space.Partitions() > 1 && f.cfg.Rate.RPS > 0 {
-		rebalancer := quota.NewRebalancer(f.cfg.Rate, f.Conn, f.Space, f.ID)
-		r.Loop("rebalance quota", quota.Wake(f.Space), rebalancer.Step)
-		r.OnStop(rebalancer.Resign)
+		rebalancer := newRebalancer(f.cfg.Rate, f.Conn, f.Space, f.ID)
+		r.Loop("rebalance quota", rebalanceWake(f.Space), rebalancer.step)
+		r.OnStop(rebalancer.resign)
 	}
 	for _, p := range f.Space.All() {
 		part := &partitionFetcher{Fetcher: f, partition: p, batchSizes: map[string]int{}}
@@ -251,8 +252,44 @@ func (p *partitionFetcher) requestQuota(ctx context.Context, r ledger.AdmitReply
 		return
 	}
 	p.quotaRequestedAt = time.Now()
-	wake := quota.Wake(p.Space)
+	wake := rebalanceWake(p.Space)
 	if n, err := p.Conn.Cmd.LLen(ctx, wake).Result(); err == nil && n == 0 {
 		_ = p.Conn.Cmd.LPush(ctx, wake, "1").Err() // without this token, the rebalancer acts at its next interval
 	}
+}
+
+// recordAdmitted adds the reply of one call of the script admit to the counts and the metrics, and
+// passes its permits to Config.OnPermits. It records a span for each sampled job that was admitted,
+// and a span of the batch that links to these.
+func (p *partitionFetcher) recordAdmitted(ctx context.Context, typ string, r ledger.AdmitReply) {
+	p.fetched.Add(int64(r.Moved + r.NonReady))
+	p.admittedReady.Add(int64(r.Moved))
+	p.admittedNonReady.Add(int64(r.NonReady))
+	p.metrics.Fetched(r.Moved, r.NonReady)
+	if r.State == ledger.AdmitFull {
+		p.rejected.Add(1)
+		p.metrics.Rejected()
+	}
+	if p.cfg.OnPermits != nil {
+		p.cfg.OnPermits(r.AtUS, p.partition.Index(), typ, r.Permits)
+	}
+	for _, a := range r.Permits {
+		p.metrics.Allowed(a.Tenant, int(a.N))
+	}
+	for _, d := range r.Denials {
+		p.metrics.Denied(d.Tenant, d.Reason)
+	}
+	if len(r.Traced) == 0 {
+		return
+	}
+	batch := p.Tel.NewBatch("admit", p.partition.Ready(typ), r.Traced[0].Now)
+	for i := range r.Traced {
+		t := &r.Traced[i]
+		span := telemetry.JobSpan{Parent: t.Parent, ID: t.SpanID, Start: t.Now}
+		batch.Job(ctx, span, func() []attribute.KeyValue {
+			attrs := telemetry.JobAttributes(t.Tenant, t.Group, t.Ordinal, 0)
+			return append(attrs, telemetry.WaitAttributes(t.Fairness, t.Rate, 0)...)
+		})
+	}
+	batch.End(ctx, r.Moved)
 }

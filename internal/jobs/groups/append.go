@@ -4,36 +4,24 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strconv"
 	"sync"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/jobs/groups/backpressure"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
-	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
-
-// appends adds jobs to groups that exist.
-type appends struct {
-	*access
-	backpressure *backpressure.Controller
-	pieces       *pieces
-	durability   *durability
-	owners       tenantCache
-	batchers     []*redisx.Batcher[*pendingAppend] // by partition
-}
 
 // Append adds jobs to a group. A repeated call with the same request id, as long as that is
 // remembered, adds only what is missing, and succeeds. If Append leaves out jobs because their keys
 // are taken, it adds the others and returns an *api.KeysTakenError; so does the repeated call.
 // While too many jobs wait, or Redis's memory is full, Append returns an *api.BackpressureError,
 // for a repeated call too.
-func (s *appends) Append(ctx context.Context, group string, jobs []messages.Job, request string, o Origin) error {
+func (s *Store) Append(ctx context.Context, group string, jobs []messages.Job, request string, o Origin) error {
 	a := &pendingAppend{
 		group:         group,
 		jobs:          jobs,
@@ -59,7 +47,7 @@ type EntryJobs struct {
 // script calls. It returns the error of each entry, nil for success. An entry or message that is
 // remembered, because it was added before, adds nothing, and gets nil or its *api.KeysTakenError
 // again. Backpressure is as for Append.
-func (s *appends) AppendEntries(ctx context.Context, group string, entries []EntryJobs) []error {
+func (s *Store) AppendEntries(ctx context.Context, group string, entries []EntryJobs) []error {
 	all := make([]*pendingAppend, len(entries))
 	for i, e := range entries {
 		all[i] = &pendingAppend{group: group, jobs: e.Jobs, requestPrefix: e.requestPrefix(), origin: e.Origin}
@@ -130,7 +118,7 @@ func (a *pendingAppend) firstRequest() string { return a.requestPrefix + "0" }
 // appendToGroup stores appends to one group and sets the error of each. It returns an error only
 // when ctx ends or a batch panics. The caller must then not use the appends any more: they may
 // still be stored.
-func (s *appends) appendToGroup(ctx context.Context, group string, all []*pendingAppend) error {
+func (s *Store) appendToGroup(ctx context.Context, group string, all []*pendingAppend) error {
 	left := make([]*pendingAppend, 0, len(all))
 	for _, a := range all {
 		if a.err = apiError(s.backpressure.Check(ctx, len(a.jobs))); a.err == nil {
@@ -169,7 +157,7 @@ func setErrors(appends []*pendingAppend, err error) {
 // appendToPartition stores appends to one group in the partition of its tenant and sets the error
 // of each: small appends together, then the others one after the other. It returns an error under
 // the same conditions as appendToGroup.
-func (s *appends) appendToPartition(
+func (s *Store) appendToPartition(
 	ctx context.Context, p keyspace.Partition, tenant string, all []*pendingAppend,
 ) error {
 	small := make([]*pendingAppend, 0, len(all))
@@ -192,18 +180,18 @@ func (s *appends) appendToPartition(
 	return nil
 }
 
-func (s *appends) appendPieces(ctx context.Context, p keyspace.Partition, a *pendingAppend) error {
-	pieces := s.pieces.split(ctx, a.tenant, a.group, a.jobs, a.requestPrefix, a.origin)
+func (s *Store) appendPieces(ctx context.Context, p keyspace.Partition, a *pendingAppend) error {
+	pieces := s.splitPieces(ctx, a.tenant, a.group, a.jobs, a.requestPrefix, a.origin)
 	requests := make([]string, len(pieces))
 	for i := range pieces {
 		requests[i] = pieces[i].Request
 	}
 	return retryLost(ctx, func(ctx context.Context) error {
 		var err error
-		if a.skipped, err = s.pieces.store(ctx, p, pieces); err != nil {
+		if a.skipped, err = s.storePieces(ctx, p, pieces); err != nil {
 			return err
 		}
-		return s.durability.await(ctx, p, requestsStored(p, requests...))
+		return s.awaitReplicas(ctx, p, requestsStored(p, requests...))
 	})
 }
 
@@ -216,7 +204,7 @@ func (s *appends) appendPieces(ctx context.Context, p keyspace.Partition, a *pen
 // an HTTP request it makes the jobs' trace contexts itself, because the batch runs with the context
 // of another caller. For a message of a stream (Origin.Published), storeAppends makes them in the
 // batch. It returns an error under the same conditions as appendToGroup.
-func (s *appends) appendInBatch(ctx context.Context, p keyspace.Partition, all []*pendingAppend) error {
+func (s *Store) appendInBatch(ctx context.Context, p keyspace.Partition, all []*pendingAppend) error {
 	for _, a := range all {
 		if !a.origin.Published {
 			a.newJobs = s.newJobs(ctx, a.tenant, a.group, a.jobs, a.origin)
@@ -246,7 +234,7 @@ func (s *appends) appendInBatch(ctx context.Context, p keyspace.Partition, all [
 		if len(accepted) == 0 {
 			return nil
 		}
-		return s.durability.await(ctx, p, requestsStored(p, requests...))
+		return s.awaitReplicas(ctx, p, requestsStored(p, requests...))
 	})
 	if err != nil {
 		setErrors(accepted, err)
@@ -257,7 +245,7 @@ func (s *appends) appendInBatch(ctx context.Context, p keyspace.Partition, all [
 // storeAppends is the body of a batch: it stores the appends in few script calls (see splitCalls),
 // and sets the error of each. The script calls run concurrently. Before them it makes the trace
 // contexts that are missing: those of jobs that came as messages of a stream.
-func (s *appends) storeAppends(ctx context.Context, p keyspace.Partition, all []*pendingAppend) {
+func (s *Store) storeAppends(ctx context.Context, p keyspace.Partition, all []*pendingAppend) {
 	for _, a := range all {
 		if a.newJobs == nil {
 			a.newJobs = s.newJobs(ctx, a.tenant, a.group, a.jobs, a.origin)
@@ -295,7 +283,7 @@ func splitCalls(all []*pendingAppend) (calls [][]*pendingAppend) {
 // storeCall stores the appends of one script call and sets the error of each. If Redis refuses a
 // call with several appends, and not because it is out of memory or unavailable, storeCall makes
 // one call for each append.
-func (s *appends) storeCall(ctx context.Context, p keyspace.Partition, appends []*pendingAppend) {
+func (s *Store) storeCall(ctx context.Context, p keyspace.Partition, appends []*pendingAppend) {
 	err := s.storeRequests(ctx, p, appends)
 	var refused redis.Error
 	switch {
@@ -310,28 +298,21 @@ func (s *appends) storeCall(ctx context.Context, p keyspace.Partition, appends [
 	}
 }
 
-// storeRequests makes one script call for appends of one group. It waits for the group's lock, and
-// repeats the call while Redis does not answer, for retryTime. It sets the error of each append, or
-// returns an error when the call failed as a whole.
-func (s *appends) storeRequests(ctx context.Context, p keyspace.Partition, appends []*pendingAppend) error {
-	requests := make([]ledger.Request, len(appends))
+// storeRequests makes one script call for appends of one group. It sets the error of each append,
+// or returns an error when the call failed as a whole.
+func (s *Store) storeRequests(ctx context.Context, p keyspace.Partition, appends []*pendingAppend) error {
+	group, requests := appends[0].group, make([]ledger.Request, len(appends))
 	for i, a := range appends {
 		requests[i] = ledger.Request{ID: a.firstRequest(), Jobs: a.newJobs}
 	}
-	lock, err := s.pieces.groupLocks.lock(ctx, appends[0].group)
-	if err != nil {
-		return err
-	}
-	defer s.pieces.groupLocks.unlock(lock)
-	return retryUnavailable(ctx, func(ctx context.Context) error {
-		results, err := ledger.AppendMany(ctx, s.appender, p, appends[0].group, messages.MaxTotal,
-			lock.nextOrdinal, requests)
+	return s.appendInTurn(ctx, group, func(ctx context.Context, lock *groupLock) error {
+		results, err := ledger.AppendMany(ctx, s.appender, p, group, messages.MaxTotal, lock.nextOrdinal, requests)
 		if err != nil {
 			return err
 		}
 		for i, a := range appends {
-			if a.err = results[i].Err; a.err == nil && !results[i].Duplicate {
-				lock.nextOrdinal = results[i].First + results[i].N
+			if a.err = results[i].Err; a.err == nil {
+				lock.learn(results[i].AppendReply)
 			}
 			a.skipped = results[i].Skipped
 		}
@@ -339,38 +320,75 @@ func (s *appends) storeRequests(ctx context.Context, p keyspace.Partition, appen
 	})
 }
 
-const (
-	// tenantCacheMaxAge is the age at which a tenantCache is emptied. It is short because groups
-	// are deleted, and another tenant may then use the same group id.
-	tenantCacheMaxAge  = time.Second
-	tenantCacheMaxSize = 10_000
-)
-
-// tenantCache remembers the tenants of groups that were asked for recently, because a group often
-// gets many appends in a short time. An entry may be out of date: a caller that finds no group in
-// that tenant's partition must ask Redis.
-type tenantCache struct {
-	mu      sync.Mutex
-	byGroup map[string]string // group id to tenant id
-	since   time.Time         // when byGroup was last emptied
-}
-
-// get returns the tenant of a group, if it is known. It first empties a cache that is too old or
-// full.
-func (o *tenantCache) get(group string) (tenant string, known bool) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if time.Since(o.since) > tenantCacheMaxAge || len(o.byGroup) >= tenantCacheMaxSize {
-		o.byGroup, o.since = make(map[string]string), time.Now()
+// splitPieces divides jobs into pieces, each with at most as many jobs as one call of the script
+// append can store, and with its own request id: the prefix request and the piece's number from 0.
+// It also starts the jobs' traces, and so records spans.
+func (s *Store) splitPieces(
+	ctx context.Context, tenant, group string, jobs []messages.Job, request string, o Origin,
+) []ledger.AppendArgs {
+	if len(jobs) == 0 {
+		return nil
 	}
-	tenant, known = o.byGroup[group]
-	return tenant, known
+	var pieces []ledger.AppendArgs
+	for fresh := s.newJobs(ctx, tenant, group, jobs, o); len(fresh) > 0; {
+		n, bytes := 0, 0
+		for n < len(fresh) && n < ledger.MaxAppend && (n == 0 || bytes+len(fresh[n].Payload) <= ledger.MaxAppendBytes) {
+			bytes += len(fresh[n].Payload)
+			n++
+		}
+		pieces = append(pieces, ledger.AppendArgs{
+			Group:   group,
+			Limit:   messages.MaxTotal,
+			Jobs:    fresh[:n],
+			Request: request + strconv.Itoa(len(pieces)),
+		})
+		fresh = fresh[n:]
+	}
+	return pieces
 }
 
-func (o *tenantCache) put(group, tenant string) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.byGroup != nil {
-		o.byGroup[group] = tenant
+// storePieces appends the pieces in order. skipped are the jobs that were left out because their
+// keys are taken, by their index among all jobs of the pieces.
+func (s *Store) storePieces(
+	ctx context.Context, p keyspace.Partition, pieces []ledger.AppendArgs,
+) (skipped []int, err error) {
+	first := 0 // index of the piece's first job among all jobs
+	for _, a := range pieces {
+		var r ledger.AppendReply
+		err := s.appendInTurn(ctx, a.Group, func(ctx context.Context, lock *groupLock) (err error) {
+			a.Next = lock.nextOrdinal
+			if r, err = ledger.Append(ctx, s.appender, p, a); err == nil {
+				lock.learn(r)
+			}
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+		for _, n := range r.Skipped {
+			skipped = append(skipped, first+n)
+		}
+		first += len(a.Jobs)
+	}
+	return skipped, nil
+}
+
+// appendInTurn runs step with the lock of a group, and repeats it while Redis does not answer, for
+// retryTime.
+func (s *Store) appendInTurn(
+	ctx context.Context, group string, step func(ctx context.Context, lock *groupLock) error,
+) error {
+	lock, err := s.groupLocks.lock(ctx, group)
+	if err != nil {
+		return err
+	}
+	defer s.groupLocks.unlock(lock)
+	return retryUnavailable(ctx, func(ctx context.Context) error { return step(ctx, lock) })
+}
+
+// learn notes the group's next ordinal.
+func (l *groupLock) learn(r ledger.AppendReply) {
+	if !r.Duplicate {
+		l.nextOrdinal = r.First + r.N
 	}
 }

@@ -2,10 +2,13 @@ package groups
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
@@ -44,7 +47,7 @@ const (
 // one that may not see payloads gets them without payloads and error texts. One call looks at a
 // bounded number of dead letters and of bytes, so that a page may be short, or empty, although it
 // has a cursor.
-func (s *views) DeadLetters(ctx context.Context, q DeadLetterQuery) (api.DeadLetterList, error) {
+func (s *Store) DeadLetters(ctx context.Context, q DeadLetterQuery) (api.DeadLetterList, error) {
 	list := api.DeadLetterList{DeadLetters: []api.DeadLetter{}}
 	if _, err := ownTenant(ctx); err != nil {
 		return list, err
@@ -58,9 +61,12 @@ func (s *views) DeadLetters(ctx context.Context, q DeadLetterQuery) (api.DeadLet
 	if tenant != "" {
 		parts = []keyspace.Partition{s.space.OfTenant(tenant)}
 	}
-	from, err := newLetterScan(s.access, parts, q)
+	from, err := newLetterScan(s, parts, q)
 	if err != nil {
 		return list, err
+	}
+	if err := concurrently(ctx, len(parts), from.readMore); err != nil {
+		return list, apiError(err)
 	}
 	sees := auth.SeesPayloads(ctx)
 	for size := 0; len(list.DeadLetters) < q.Limit && list.Scanned < maxScannedLetters && size < maxScannedBytes; {
@@ -92,7 +98,7 @@ func letterSize(d api.DeadLetter) int { return 256 + len(d.Error) + len(d.Payloa
 // the same millisecond are ordered by partition. So a cursor needs only the last entry, however
 // many partitions there are.
 type letterScan struct {
-	*access
+	store  *Store
 	parts  []keyspace.Partition
 	oldest string // entries with a lower id are left out; "": none are
 	from   []letterPart
@@ -108,8 +114,8 @@ type letterPart struct {
 	ended  bool             // there is no entry behind those that were read
 }
 
-func newLetterScan(a *access, parts []keyspace.Partition, q DeadLetterQuery) (*letterScan, error) {
-	s := &letterScan{access: a, parts: parts, from: make([]letterPart, len(parts))}
+func newLetterScan(store *Store, parts []keyspace.Partition, q DeadLetterQuery) (*letterScan, error) {
+	s := &letterScan{store: store, parts: parts, from: make([]letterPart, len(parts))}
 	if !q.Since.IsZero() {
 		s.oldest = strconv.FormatInt(q.Since.UnixMilli(), 10)
 	}
@@ -176,7 +182,7 @@ func (p *letterPart) set(read []api.DeadLetter) {
 // entries the next call reads.
 func (s *letterScan) readMore(ctx context.Context, i int) error {
 	p := &s.from[i]
-	found, err := ledger.DeadLetters(ctx, s.conn.Cmd, s.parts[i], p.before, s.oldest, p.chunk)
+	found, err := ledger.DeadLetters(ctx, s.store.conn.Cmd, s.parts[i], p.before, s.oldest, p.chunk)
 	if err != nil {
 		return err
 	}
@@ -203,4 +209,69 @@ func (s *letterScan) cursor() string {
 		}
 	}
 	return ""
+}
+
+// These limits bound what one page of rejected messages reads: of a message's data, up to 256 KiB
+// are stored.
+const (
+	rejectedChunk = 20      // entries read by one command
+	rejectedBytes = 8 << 20 // a page ends with the chunk that exceeds it
+)
+
+// Rejected returns a page of rejected messages, newest first, which may be shorter than limit.
+// cursor is that of the previous page: the id of its last entry. With data false, or for a
+// principal that may not see payloads, the messages have no data. They belong to no tenant, because
+// nobody knows whose they are.
+func (s *Store) Rejected(ctx context.Context, cursor string, limit int, data bool) (api.RejectedList, error) {
+	list := api.RejectedList{Rejected: []api.RejectedMessage{}}
+	who, err := caller(ctx)
+	switch {
+	case err != nil:
+		return list, err
+	case !who.May(auth.ReadSystem):
+		return list, api.ErrNotAllowed
+	}
+	top := "+"
+	if cursor != "" {
+		if id, err := stream.ParseID(cursor); err != nil || id.MS == 0 {
+			return list, badCursor()
+		}
+		top = "(" + cursor
+	}
+	for size := int64(0); len(list.Rejected) < limit && size < rejectedBytes; {
+		n := min(rejectedChunk, limit-len(list.Rejected))
+		entries, err := s.conn.Cmd.XRevRangeN(ctx, s.space.Rejected(), top, "-", int64(n)).Result()
+		if err != nil {
+			return list, apiError(fmt.Errorf("read rejected messages: %w", err))
+		}
+		for _, e := range entries {
+			m := rejectedMessage(e)
+			size += m.Bytes
+			if !data || !who.Payloads {
+				m.Data = ""
+			}
+			list.Rejected = append(list.Rejected, m)
+			top = "(" + e.ID
+		}
+		if len(entries) < n {
+			return list, nil
+		}
+	}
+	list.Cursor = list.Rejected[len(list.Rejected)-1].ID
+	return list, nil
+}
+
+// rejectedMessage parses an entry of the Redis stream of rejected messages, as package
+// redisx/stream writes it. A missing or invalid field is empty.
+func rejectedMessage(e redis.XMessage) api.RejectedMessage {
+	text := func(field string) string { v, _ := e.Values[field].(string); return v }
+	m := api.RejectedMessage{
+		ID: e.ID, Reason: text("reason"), Entry: text("entry"),
+		MessageID: text("id"), Type: text("type"), Data: text("data"),
+	}
+	m.Bytes = int64(len(m.Data))
+	if at, err := time.Parse(time.RFC3339Nano, text("at")); err == nil {
+		m.At = &at
+	}
+	return m
 }

@@ -3,6 +3,7 @@ package groups_test
 import (
 	"context"
 	"fmt"
+	"io"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -98,11 +99,10 @@ func TestNothingIsAcceptedWithoutReplicas(t *testing.T) {
 // forgetful is a hook of the Redis client. It calls loss once, just before the next wait for
 // replicas, to delete data like a failover between a write and its wait.
 type forgetful struct {
+	redistest.NoHook
 	loss atomic.Pointer[func()]
 }
 
-func (f *forgetful) DialHook(next redis.DialHook) redis.DialHook          { return next }
-func (f *forgetful) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
 func (f *forgetful) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return func(ctx context.Context, cmds []redis.Cmder) error {
 		if cmds[len(cmds)-1].Name() == "wait" {
@@ -178,7 +178,7 @@ func (d *dying) EvalSha(ctx context.Context, sha string, keys []string, args ...
 	d.scripts++
 	if d.unheard(d.scripts - 1) {
 		cmd := redis.NewCmd(ctx)
-		cmd.SetVal([]any{"OK"})
+		cmd.SetVal([]any{"OK", "CREATED"})
 		if _, isAppend := args[4].(int); isAppend { // the number of requests
 			cmd.SetVal([]any{[]any{"OK", int64(0), int64(ledger.MaxAppend)}})
 		}
@@ -315,4 +315,133 @@ func TestWaitsAreShared(t *testing.T) {
 	_, err := fmt.Sscanf(rest, "%d", &waits)
 	require.NoError(t, err)
 	require.Less(t, waits, n, "%s", rest)
+}
+
+// lossy is a hook of the Redis client that loses the first reply to each different command: Redis
+// executes it, and the caller gets a network error. Commands are different if their names or first
+// arguments are (a key or a script). A pipeline counts as its first command and its length.
+type lossy struct {
+	redistest.NoHook
+	mu   sync.Mutex
+	seen map[string]bool
+}
+
+func (l *lossy) loses(cmds ...redis.Cmder) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	args := cmds[0].Args()
+	name := fmt.Sprint(len(cmds), args[:min(2, len(args))])
+	fresh := !l.seen[name]
+	l.seen[name] = true
+	return fresh
+}
+
+func (l *lossy) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		if l.loses(cmd) {
+			err = io.ErrUnexpectedEOF
+			cmd.SetErr(err)
+		}
+		return err
+	}
+}
+
+func (l *lossy) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		err := next(ctx, cmds)
+		if l.loses(cmds...) {
+			err = io.ErrUnexpectedEOF
+			for _, cmd := range cmds {
+				cmd.SetErr(err)
+			}
+		}
+		return err
+	}
+}
+
+// TestALostReplyFailsNoRequest: submit, append (of a request or an entry), seal, pause and cancel
+// succeed although the first reply to each of their commands is lost.
+func TestALostReplyFailsNoRequest(t *testing.T) {
+	t.Parallel()
+	ctx := stagetest.Trusted(t)
+	for name, request := range map[string]func(*groups.Store) error{
+		"submit": func(s *groups.Store) error {
+			_, err := s.Submit(ctx, &messages.SubmitGroup{ID: "new", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(1)}, now)
+			return err
+		},
+		"append": func(s *groups.Store) error { return s.Append(ctx, "g", stagetest.Numbered(1), "r", now) },
+		"entry":  func(s *groups.Store) error { return appendEntry(ctx, s, "g", stagetest.Numbered(1), "1-1", "", now) },
+		"seal":   func(s *groups.Store) error { _, err := s.Seal(ctx, "g", nil); return err },
+		"pause":  func(s *groups.Store) error { _, err := s.Pause(ctx, "g"); return err },
+		"cancel": func(s *groups.Store) error { _, err := s.Cancel(ctx, "g"); return err },
+	} {
+		t.Run(name, func(t *testing.T) {
+			url, prefix := redistest.Shared(t)
+			w := stagetest.New(t, url, prefix, 1)
+			_, err := w.Store.Submit(ctx, &messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(1)}, now)
+			require.NoError(t, err)
+			w.Conn.Cmd.AddHook(&lossy{seen: map[string]bool{}})
+			require.NoError(t, request(w.NewStore(groups.Config{MaxBacklog: 100, MaxMemoryRatio: 0.9})))
+		})
+	}
+}
+
+// vanishing is a hook of the Redis client that deletes a key just before its first GET, as if the
+// key had expired then.
+type vanishing struct {
+	redistest.NoHook
+	client redis.Cmdable
+	key    string
+	gone   bool
+}
+
+// makeVanish adds the hook to the client of w.
+func makeVanish(w *stagetest.World, key string) *vanishing {
+	v := &vanishing{client: w.Connect().Cmd, key: key}
+	w.Conn.Cmd.AddHook(v)
+	return v
+}
+
+func (v *vanishing) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if !v.gone && cmd.Name() == "get" && cmd.Args()[1] == v.key {
+			v.gone = true
+			v.client.Del(ctx, v.key)
+		}
+		return next(ctx, cmd)
+	}
+}
+
+// TestOwnerKeyThatVanishes: a submission is stored although the owner key of an earlier group with
+// the same id is deleted between the two commands that register it.
+func TestOwnerKeyThatVanishes(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		ctx, owner := stagetest.Trusted(w.T), w.P.Owner("g")
+		require.NoError(w.T, w.Conn.Cmd.Set(ctx, owner, "globex", 0).Err())
+		v := makeVanish(w, owner)
+		_, err := w.Store.Submit(ctx, &messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T"}, groups.Origin{})
+		require.NoError(w.T, err)
+		require.True(w.T, v.gone)
+		require.Equal(w.T, "acme", w.Conn.Cmd.Get(ctx, owner).Val())
+	})
+}
+
+// TestIdempotencyRecordThatVanishes: a submission is stored although the record of its idempotency
+// key expires between the two commands that reserve the key.
+func TestIdempotencyRecordThatVanishes(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		ctx := stagetest.Trusted(w.T)
+		submit := func(id string) string {
+			a, err := w.Store.Submit(ctx, &messages.SubmitGroup{ID: id, Tenant: "acme", Type: "T"},
+				groups.Origin{IdempotencyKey: "k", GeneratedID: true, At: time.Now()})
+			require.NoError(w.T, err)
+			return a.ID
+		}
+		require.Equal(w.T, "first", submit("first"))
+		v := makeVanish(w, w.Conn.Cmd.Keys(ctx, w.Space.Idempotency("*")).Val()[0])
+		require.Equal(w.T, "second", submit("second"))
+		require.True(w.T, v.gone)
+		require.Equal(w.T, "second", submit("third"))
+	})
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
+	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
@@ -64,7 +65,7 @@ const scanPage = 500
 // cursor names the last group that Groups has looked at, so new groups neither shift nor repeat a
 // page. The page may be short, or empty, although it has a cursor: one call looks at about
 // maxScanned groups at most. A principal of one tenant gets the groups of this tenant.
-func (s *views) Groups(ctx context.Context, q ListQuery) (api.GroupList, error) {
+func (s *Store) Groups(ctx context.Context, q ListQuery) (api.GroupList, error) {
 	list := api.GroupList{Groups: []api.Group{}}
 	_, tenant, err := callFor(ctx, q.Tenant)
 	if err != nil {
@@ -88,7 +89,7 @@ func (s *views) Groups(ctx context.Context, q ListQuery) (api.GroupList, error) 
 			list.Cursor = formatCursor(read)
 			break
 		}
-		page, err := newest(ctx, s.access, parts, read, step)
+		page, err := s.newest(ctx, parts, read, step)
 		if err != nil {
 			return list, apiError(err)
 		}
@@ -135,30 +136,57 @@ func parseCursor(list ledger.GroupList, cursor string) (ledger.ListedGroup, erro
 	return ledger.ListedGroup{At: float64(at), ID: id}, nil
 }
 
-// newest returns the first `limit` groups of a range in these partitions, merged, newest first.
-func newest(
-	ctx context.Context, s *access, parts []keyspace.Partition, r ledger.GroupRange, limit int,
+// newest returns the first `limit` groups of a range in these partitions, merged, newest first. It
+// asks all partitions at once for a few groups more than their share. Only a partition of which all
+// of these are on the page, because its tenants have most of the newest groups, is asked again.
+func (s *Store) newest(
+	ctx context.Context, parts []keyspace.Partition, r ledger.GroupRange, limit int,
 ) ([]listedGroup, error) {
-	var page []listedGroup
-	for _, p := range parts {
-		found, err := ledger.ListGroups(ctx, s.conn.Cmd, p, r, limit)
-		if err != nil {
-			return nil, err
-		}
-		for _, g := range found {
-			page = append(page, listedGroup{g, p})
+	found := make([][]listedGroup, len(parts))
+	read := func(of []int, n int) error {
+		return concurrently(ctx, len(of), func(ctx context.Context, i int) error {
+			p := parts[of[i]]
+			groups, err := ledger.ListGroups(ctx, s.conn.Cmd, p, r, n)
+			found[of[i]] = make([]listedGroup, len(groups))
+			for k, g := range groups {
+				found[of[i]][k] = listedGroup{g, p}
+			}
+			return err
+		})
+	}
+	all := make([]int, len(parts))
+	for i := range all {
+		all[i] = i
+	}
+	share := min(limit, shareOf(limit, len(parts)))
+	if err := read(all, share); err != nil {
+		return nil, err
+	}
+	page := mergeNewest(found, limit)
+	var more []int
+	for i, of := range found {
+		if len(of) == share && share < limit && (len(page) < limit || !of[share-1].OlderThan(page[limit-1].ListedGroup)) {
+			more = append(more, i)
 		}
 	}
+	if err := read(more, limit); err != nil {
+		return nil, err
+	}
+	return mergeNewest(found, limit), nil
+}
+
+func mergeNewest(found [][]listedGroup, limit int) []listedGroup {
+	page := slices.Concat(found...)
 	slices.SortFunc(page, func(a, b listedGroup) int {
 		return cmp.Or(cmp.Compare(b.At, a.At), cmp.Compare(b.ID, a.ID))
 	})
-	return page[:min(len(page), limit)], nil
+	return page[:min(len(page), limit)]
 }
 
 // choose returns the first limit groups of a page that a query selects. scanned is how many groups
 // of the page it has looked at. It leaves out groups that were deleted, or whose status has
 // changed, before they were read in full.
-func (s *views) choose(
+func (s *Store) choose(
 	ctx context.Context, page []listedGroup, q *ListQuery, limit int,
 ) (found []api.Group, scanned int, err error) {
 	selected := page
@@ -185,44 +213,57 @@ func (s *views) choose(
 }
 
 // selected returns the groups of a page that a query selects.
-func (s *views) selected(ctx context.Context, page []listedGroup, q *ListQuery) ([]listedGroup, error) {
+func (s *Store) selected(ctx context.Context, page []listedGroup, q *ListQuery) ([]listedGroup, error) {
 	if q.Prefix != "" {
 		page = slices.DeleteFunc(slices.Clone(page), func(g listedGroup) bool {
 			return !strings.HasPrefix(g.ID, q.Prefix)
 		})
 	}
+	parts, ids := byPartition(page)
+	facts := make([][]ledger.GroupFacts, len(parts))
+	err := concurrently(ctx, len(parts), func(ctx context.Context, i int) (err error) {
+		facts[i], err = ledger.ReadGroupFacts(ctx, s.conn.Cmd, parts[i], ids[i])
+		return err
+	})
 	selected := make(map[string]bool, len(page))
-	for p, ids := range byPartition(page) {
-		facts, err := ledger.ReadGroupFacts(ctx, s.conn.Cmd, p, ids)
-		if err != nil {
-			return nil, err
-		}
-		for i := range facts {
-			selected[ids[i]] = q.selects(&facts[i])
+	for i := range facts {
+		for k := range facts[i] {
+			selected[ids[i][k]] = q.selects(&facts[i][k])
 		}
 	}
-	return slices.DeleteFunc(slices.Clone(page), func(g listedGroup) bool { return !selected[g.ID] }), nil
+	return slices.DeleteFunc(slices.Clone(page), func(g listedGroup) bool { return !selected[g.ID] }), err
 }
 
-func byPartition(page []listedGroup) map[keyspace.Partition][]string {
-	ids := map[keyspace.Partition][]string{}
+// byPartition returns the partitions of a page, and the ids of the groups of each.
+func byPartition(page []listedGroup) (parts []keyspace.Partition, ids [][]string) {
 	for _, at := range page {
-		ids[at.p] = append(ids[at.p], at.ID)
+		i := slices.Index(parts, at.p)
+		if i < 0 {
+			i, parts, ids = len(parts), append(parts, at.p), append(ids, nil)
+		}
+		ids[i] = append(ids[i], at.ID)
 	}
-	return ids
+	return parts, ids
 }
 
 // viewPage returns the groups of a page by id. It leaves out groups that do not exist.
-func (s *views) viewPage(ctx context.Context, page []listedGroup) (map[string]api.Group, error) {
+func (s *Store) viewPage(ctx context.Context, page []listedGroup) (map[string]api.Group, error) {
+	parts, ids := byPartition(page)
+	views := make([][]api.Group, len(parts))
+	err := concurrently(ctx, len(parts), func(ctx context.Context, i int) (err error) {
+		views[i], err = s.ReadViews(ctx, parts[i], ids[i])
+		return err
+	})
 	all := make(map[string]api.Group, len(page))
-	for p, ids := range byPartition(page) {
-		views, err := s.ReadViews(ctx, p, ids)
-		if err != nil {
-			return nil, err
-		}
-		for _, v := range views {
-			all[v.ID] = v
-		}
+	for _, v := range slices.Concat(views...) {
+		all[v.ID] = v
 	}
-	return all, nil
+	return all, err
+}
+
+func badCursor() error {
+	return &messages.ValidationError{Fields: []messages.FieldError{{
+		Field:   "cursor",
+		Problem: "must be one that an earlier page gave",
+	}}}
 }

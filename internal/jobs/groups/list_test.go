@@ -4,10 +4,12 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,7 +17,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/jobs/aggregate"
 	"github.com/bulkaction/bulkaction/internal/jobs/groups"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
@@ -327,9 +328,9 @@ func TestGroupSummary(t *testing.T) {
 
 	w.Admit("T")
 	w.Done("1", w.Take("T", "test", 2)...)
-	asked, err := aggregate.Encode(reducer.NewRegistry(), []messages.Aggregate{{As: "n", Op: "count"}})
+	asked, err := ledger.EncodeAggregates(reducer.NewRegistry(), []messages.Aggregate{{As: "n", Op: "count"}})
 	require.NoError(t, err)
-	plan, err := aggregate.Plan(reducer.NewRegistry(), asked)
+	plan, err := ledger.AggregatePlan(reducer.NewRegistry(), asked)
 	require.NoError(t, err)
 	for _, m := range w.ReadResults("test") {
 		state := plan.New()
@@ -408,4 +409,90 @@ func TestStats(t *testing.T) {
 	body, err := json.Marshal(st)
 	require.NoError(t, err)
 	require.False(t, strings.Contains(string(body), "null"), "%s", body)
+}
+
+// meeting is a hook of the Redis client: each command of one name waits until some of them are
+// under way at the same time.
+type meeting struct {
+	name    string
+	waiting atomic.Int64 // how many are still missing
+	met     chan struct{}
+	calls   atomic.Int64
+}
+
+func newMeeting(name string, n int64) *meeting {
+	m := &meeting{name: name, met: make(chan struct{})}
+	m.waiting.Store(n)
+	return m
+}
+
+func (*meeting) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (*meeting) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (m *meeting) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if cmd.Name() == m.name {
+			m.calls.Add(1)
+			if m.waiting.Add(-1) == 0 {
+				close(m.met)
+			}
+			select {
+			case <-m.met:
+			case <-time.After(20 * time.Second):
+				return errors.New("no other command came: partitions are asked one after the other")
+			}
+		}
+		return next(ctx, cmd)
+	}
+}
+
+// TestPartitionsAreAskedTogether: a page of groups asks 8 of 64 partitions at the same time, each
+// once; only the partition that has most of the newest groups is asked again. Pages miss no group.
+// A type is paused in several partitions at the same time, too.
+func TestPartitionsAreAskedTogether(t *testing.T) {
+	t.Parallel()
+	url, prefix := redistest.Shared(t)
+	w := stagetest.New(t, url, prefix, 64)
+	ctx := stagetest.Trusted(t)
+	var want []string
+	for i := range 75 {
+		id, tenant := fmt.Sprintf("g%d", i), "busy"
+		if i < 50 { // the others are newer
+			tenant = fmt.Sprintf("t%d", i)
+		}
+		_, err := w.Store.Submit(ctx, &messages.SubmitGroup{ID: id, Tenant: tenant, Type: "T"}, now)
+		require.NoError(t, err)
+		require.NoError(t, w.Conn.Cmd.ZAdd(ctx, w.Space.OfTenant(tenant).Groups(), redis.Z{Score: float64(1000 + i), Member: id}).Err())
+		want = append([]string{id}, want...)
+	}
+	conn := w.Connect()
+	asked := newMeeting("zrevrangebyscore", 8)
+	conn.Cmd.AddHook(asked)
+	store := groups.New(groups.Config{}, conn, w.Space, w.Tel, reducer.NewRegistry(), nil)
+	var got []string
+	for q := (groups.ListQuery{Limit: 20}); ; {
+		page, err := store.Groups(ctx, q)
+		require.NoError(t, err)
+		if q.Cursor == "" {
+			require.EqualValues(t, 64+1, asked.calls.Load())
+		}
+		for _, g := range page.Groups {
+			got = append(got, g.ID)
+		}
+		if q.Cursor = page.Cursor; q.Cursor == "" {
+			break
+		}
+	}
+	require.Equal(t, want, got)
+
+	conn.Cmd.AddHook(newMeeting("evalsha", 8))
+	require.NoError(t, store.PauseType(ctx, "T"))
+	for _, p := range w.Space.All() {
+		paused, err := ledger.TypePaused(ctx, conn.Cmd, p, "T")
+		require.NoError(t, err)
+		require.True(t, paused)
+	}
 }

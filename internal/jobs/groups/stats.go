@@ -5,32 +5,29 @@ import (
 	"context"
 	"fmt"
 	"slices"
-
-	"golang.org/x/sync/errgroup"
+	"time"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/access/auth"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/stage/presence"
 )
 
-// stats counts what is in the installation.
-type stats struct{ *access }
-
 // Stats returns the figures of the installation: jobs by type in all partitions, used permits, and
 // the live processes.
-func (s *stats) Stats(ctx context.Context) (api.Stats, error) {
-	st, err := s.read(ctx)
+func (s *Store) Stats(ctx context.Context) (api.Stats, error) {
+	st, err := s.readStats(ctx)
 	return st, apiError(err)
 }
 
 // ResizeWorker asks a worker process to have n slots. The process reads the number with its next
 // heartbeat.
-func (s *stats) ResizeWorker(ctx context.Context, id string, n int) error {
+func (s *Store) ResizeWorker(ctx context.Context, id string, n int) error {
 	return apiError(presence.SetPoolSize(ctx, s.conn, s.space, id, n))
 }
 
-func (s *stats) read(ctx context.Context) (api.Stats, error) {
+func (s *Store) readStats(ctx context.Context) (api.Stats, error) {
 	st := api.Stats{
 		Partitions: s.space.Partitions(),
 		Types:      []api.TypeStats{},
@@ -97,20 +94,14 @@ func rolesOf(stages []api.StageStatus, workers int) []api.RoleStatus {
 	return all
 }
 
-// addPartitions adds the figures of all partitions to the answer. It reads maxConcurrentReads
-// partitions at the same time.
-func (s *stats) addPartitions(ctx context.Context, st *api.Stats, byType map[string]*api.TypeStats) error {
+// addPartitions adds the figures of all partitions to the answer.
+func (s *Store) addPartitions(ctx context.Context, st *api.Stats, byType map[string]*api.TypeStats) error {
 	all := s.space.All()
 	parts := make([]partitionStats, len(all))
-	reads, ctx := errgroup.WithContext(ctx)
-	reads.SetLimit(maxConcurrentReads)
-	for i, p := range all {
-		reads.Go(func() (err error) {
-			parts[i], err = s.readPartition(ctx, p)
-			return err
-		})
-	}
-	if err := reads.Wait(); err != nil {
+	if err := concurrently(ctx, len(all), func(ctx context.Context, i int) (err error) {
+		parts[i], err = s.readPartition(ctx, all[i])
+		return err
+	}); err != nil {
 		return err
 	}
 	for _, part := range parts {
@@ -138,7 +129,7 @@ type partitionStats struct {
 	used   int64    // permits of the global limit, as ledger.PermitsUsed counts them
 }
 
-func (s *stats) readPartition(ctx context.Context, p keyspace.Partition) (part partitionStats, err error) {
+func (s *Store) readPartition(ctx context.Context, p keyspace.Partition) (part partitionStats, err error) {
 	if part.PartitionStats, err = ledger.ReadPartition(ctx, s.conn.Cmd, p); err != nil {
 		return part, err
 	}
@@ -181,4 +172,142 @@ func statsOf(byType map[string]*api.TypeStats, typ string) *api.TypeStats {
 		byType[typ] = &api.TypeStats{Type: typ}
 	}
 	return byType[typ]
+}
+
+// maxViolations is the most violations that the answer about the audit lists.
+const maxViolations = 100
+
+// Audit returns the results that the watchers stored after they last audited their partitions, and
+// which watcher leads each partition now. It recounts nothing itself.
+func (s *Store) Audit(ctx context.Context) (api.AuditState, error) {
+	st := api.AuditState{OK: true, Violations: []api.Violation{}, ByLaw: map[string]int64{}}
+	who, err := caller(ctx)
+	switch {
+	case err != nil:
+		return st, err
+	case !who.May(auth.ReadSystem):
+		return st, api.ErrNotAllowed
+	}
+	parts := s.space.All()
+	audits, leaders := make([]ledger.AuditState, len(parts)), make([]string, len(parts))
+	err = concurrently(ctx, len(parts), func(ctx context.Context, i int) (err error) {
+		if audits[i], err = ledger.ReadAudit(ctx, s.conn.Cmd, parts[i]); err == nil {
+			leaders[i], err = ledger.Leader(ctx, s.conn.Cmd, parts[i])
+		}
+		return err
+	})
+	if err != nil {
+		return st, apiError(err)
+	}
+	for i, found := range audits {
+		st.Partitions = append(st.Partitions, api.AuditedPartition{
+			Partition: parts[i].Index(), Leader: leaders[i], LookedAt: found.LookedAt, DeepAt: found.DeepAt,
+		})
+		st.OK = st.OK && leaders[i] != "" && found.LookedAt != nil
+		for law, n := range found.ByLaw {
+			st.ByLaw[law] += n
+			st.OK = st.OK && n == 0
+		}
+		for _, v := range found.Violations {
+			st.Violations = append(st.Violations, v.Violation)
+		}
+	}
+	slices.SortStableFunc(st.Violations, func(a, b api.Violation) int {
+		return cmp.Or(cmp.Compare(a.Law, b.Law), cmp.Compare(a.Partition, b.Partition), cmp.Compare(a.Group, b.Group))
+	})
+	st.Violations = st.Violations[:min(len(st.Violations), maxViolations)]
+	return st, nil
+}
+
+// maxPoints is about the most points that an answer about the history has.
+const maxPoints = 1500
+
+// Now returns the time of Redis.
+func (s *Store) Now(ctx context.Context) (time.Time, error) {
+	now, err := s.conn.Cmd.Time(ctx).Result()
+	if err != nil {
+		return now, fmt.Errorf("read the time of Redis: %w", err)
+	}
+	return now, nil
+}
+
+// Record stores the figures st as a sample; at is when they were read, by Redis. Only the first
+// sample of each slot of time is stored, whichever process sends it.
+func (s *Store) Record(ctx context.Context, at time.Time, st api.Stats) error {
+	sample := ledger.Sample{At: at, JobTotals: st.Totals, Gauges: api.Gauges{ActiveTenants: st.ActiveTenants}}
+	for _, t := range st.Types {
+		sample.Waiting += t.Waiting
+		sample.NonReady += t.NonReady
+		sample.Ready += t.Ready
+		sample.InFlight += t.InFlight
+	}
+	for _, w := range st.Workers {
+		sample.Pool += int64(w.Workers)
+		sample.Busy += int64(w.Active)
+	}
+	_, err := ledger.RecordSample(ctx, s.conn.Cmd, s.space, sample)
+	return err
+}
+
+// History returns the points of the last minutes.
+func (s *Store) History(ctx context.Context, minutes int) (api.History, error) {
+	who, err := caller(ctx)
+	switch {
+	case err != nil:
+		return api.History{}, err
+	case !who.May(auth.ReadMetrics):
+		return api.History{}, api.ErrNotAllowed
+	}
+	now, err := s.Now(ctx)
+	if err != nil {
+		return api.History{}, apiError(err)
+	}
+	length := time.Duration(minutes) * time.Minute
+	slots := int(length / ledger.SampleSlot)
+	step := ledger.SampleSlot * time.Duration((slots+maxPoints-1)/maxPoints)
+	// The sample before the first point is read, too: a rate is computed from two samples.
+	samples, err := ledger.Samples(ctx, s.conn.Cmd, s.space, slots+int(step/ledger.SampleSlot)+1)
+	if err != nil {
+		return api.History{}, apiError(err)
+	}
+	return historyOf(samples, now.Add(-length), step), nil
+}
+
+// historyOf turns samples, newest first, into the points of the history since from. The newest
+// sample of each step becomes a point. A sample that is not older than the one before it in the
+// list is left out: the clock of Redis was set back.
+func historyOf(samples []ledger.Sample, from time.Time, step time.Duration) api.History {
+	h := api.History{StepSeconds: int(step / time.Second), Points: []api.HistoryPoint{}}
+	var kept []ledger.Sample // newest first, one for each step
+	for _, s := range samples {
+		if n := len(kept); n > 0 && !s.At.Truncate(step).Before(kept[n-1].At.Truncate(step)) {
+			continue
+		}
+		kept = append(kept, s)
+	}
+	for i := len(kept) - 2; i >= 0; i-- {
+		if s := kept[i]; !s.At.Before(from) {
+			h.Points = append(h.Points, pointOf(kept[i+1], s))
+		}
+	}
+	return h
+}
+
+// pointOf computes a point of the history from a sample and the one before it. A total that has
+// become smaller, because a failover of Redis has lost writes, counts as unchanged.
+func pointOf(before, s ledger.Sample) api.HistoryPoint {
+	seconds := s.At.Sub(before.At).Seconds()
+	rate := func(total, earlier int64) float64 {
+		return round(float64(max(0, total-earlier))/seconds, 100)
+	}
+	return api.HistoryPoint{
+		T:         s.At,
+		Accepted:  rate(s.Accepted, before.Accepted),
+		Started:   rate(s.Started, before.Started),
+		Done:      rate(s.Done, before.Done),
+		Failed:    rate(s.Failed, before.Failed),
+		Retried:   rate(s.Retried, before.Retried),
+		Throttled: rate(s.Throttled, before.Throttled),
+		Gauges:    s.Gauges,
+	}
 }

@@ -6,16 +6,19 @@
 package groups
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/access/auth"
 	"github.com/bulkaction/bulkaction/internal/jobs/groups/backpressure"
-	"github.com/bulkaction/bulkaction/internal/jobs/groups/why"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
@@ -37,17 +40,24 @@ type Config struct {
 	WaitTimeout  time.Duration // the longest wait for the replicas
 }
 
-// Store gives access to all groups of an installation. It consists of parts, each of which has one
-// duty.
+// Store gives access to all groups of an installation.
 type Store struct {
-	*submissions
-	*appends
-	*commands
-	*tenants
-	*views
-	*failures
-	*jobMaps
-	*stats
+	cfg      Config
+	conn     *redisx.Conn
+	space    keyspace.Space
+	tel      *telemetry.Telemetry
+	reducers *reducer.Registry
+	appender redis.Cmdable // for submissions, appends and the tenants of groups
+
+	backpressure *backpressure.Controller
+	served       *presence.Served // the types that workers serve
+	groupLocks   keyedMutex
+	owners       tenantCache
+	batchers     []*redisx.Batcher[*pendingAppend] // by partition
+	waiters      []*replicaWaiter                  // by partition
+
+	summaries recent[failureReading] // by tenant and group
+	maps      recent[api.JobMap]     // by tenant, group and number of buckets
 }
 
 // New returns a store. Submissions, appends and the look-up of a group's tenant use the Redis
@@ -59,47 +69,25 @@ func New(
 	if appender == nil {
 		appender = conn.Cmd
 	}
-	all := &access{cfg: cfg, conn: conn, space: space, tel: tel, reducers: reducers, appender: appender}
 	limits := backpressure.Config{MaxBacklog: cfg.MaxBacklog, MaxMemoryRatio: cfg.MaxMemoryRatio}
-	controller := backpressure.New(limits, conn, space)
-	durable := &durability{access: all, waiters: newReplicaWaiters(space)}
-	store := &pieces{access: all}
-	tenants := &tenants{all}
 	return &Store{
-		submissions: &submissions{
-			access: all, backpressure: controller, pieces: store, durability: durable,
-			served: presence.NewServed(conn, space),
-		},
-		appends: &appends{
-			access: all, backpressure: controller, pieces: store, durability: durable,
-			batchers: newBatchers[*pendingAppend](space),
-		},
-		commands: &commands{access: all, durability: durable},
-		tenants:  tenants,
-		views:    &views{access: all, tenants: tenants, explainer: why.New(conn, space, cfg.Rate)},
-		failures: newFailures(all),
-		jobMaps:  newJobMaps(all),
-		stats:    &stats{all},
+		cfg: cfg, conn: conn, space: space, tel: tel, reducers: reducers, appender: appender,
+		backpressure: backpressure.New(limits, conn, space),
+		served:       presence.NewServed(conn, space),
+		batchers:     newBatchers[*pendingAppend](space),
+		waiters:      newReplicaWaiters(space),
+		summaries:    recent[failureReading]{age: summaryAge, most: maxKeptSummaries},
+		maps:         recent[api.JobMap]{age: mapAge, most: maxKeptMaps},
 	}
 }
 
-// access is what all parts of the store share: the connection to Redis, and where a group is.
-type access struct {
-	cfg      Config
-	conn     *redisx.Conn
-	space    keyspace.Space
-	tel      *telemetry.Telemetry
-	reducers *reducer.Registry
-	appender redis.Cmdable // for submissions, appends and the tenants of groups
-}
-
 // partitionLimit returns the global rate limit in the form in which one partition applies it.
-func (s *access) partitionLimit(p keyspace.Partition) ledger.Limit {
+func (s *Store) partitionLimit(p keyspace.Partition) ledger.Limit {
 	return s.cfg.Rate.Of(p.Index(), s.space.Partitions())
 }
 
 // findGroup does the same as locateGroup, and tries again while Redis does not answer.
-func (s *access) findGroup(ctx context.Context, group string) (p keyspace.Partition, tenant string, err error) {
+func (s *Store) findGroup(ctx context.Context, group string) (p keyspace.Partition, tenant string, err error) {
 	err = retryUnavailable(ctx, func(ctx context.Context) (err error) {
 		p, tenant, err = s.locateGroup(ctx, group)
 		return err
@@ -109,7 +97,7 @@ func (s *access) findGroup(ctx context.Context, group string) (p keyspace.Partit
 
 // locateGroup returns the partition and the tenant of a group. It returns the same api.ErrNotFound
 // for an unknown group and for one whose tenant is not the principal's.
-func (s *access) locateGroup(ctx context.Context, group string) (keyspace.Partition, string, error) {
+func (s *Store) locateGroup(ctx context.Context, group string) (keyspace.Partition, string, error) {
 	p, err := caller(ctx)
 	if err != nil {
 		return keyspace.Partition{}, "", err
@@ -151,4 +139,97 @@ func retryUnavailable(ctx context.Context, step func(context.Context) error) err
 // at most retryTime. A repeated step whose effect still exists must change nothing.
 func retryLost(ctx context.Context, steps func(context.Context) error) error {
 	return redisx.RetryWhile(ctx, retryTime, func(err error) bool { return errors.Is(err, errWriteLost) }, steps)
+}
+
+// errNoPrincipal is the error for a context without a principal, which is a mistake in the program:
+// a caller without a key must use auth.Trust.
+var errNoPrincipal = errors.New("the call has no principal")
+
+// caller returns the principal of a call.
+func caller(ctx context.Context) (auth.Principal, error) {
+	p, ok := auth.From(ctx)
+	if !ok {
+		return p, errNoPrincipal
+	}
+	return p, nil
+}
+
+// callFor returns the principal of a call, and the call's tenant. named is the tenant that the call
+// names; "" if it names none. It returns api.ErrTenant if the principal may not act for that
+// tenant.
+func callFor(ctx context.Context, named string) (p auth.Principal, tenant string, err error) {
+	if p, err = caller(ctx); err != nil {
+		return p, "", err
+	}
+	tenant, ok := p.TenantFor(named)
+	switch {
+	case !ok && p.KeyID != "" && p.Tenant != "":
+		return p, "", &api.OtherTenantError{Named: named, Own: p.Tenant}
+	case !ok: // such as a stream of one tenant, which has no key
+		return p, "", api.ErrTenant
+	}
+	return p, tenant, nil
+}
+
+// ownTenant returns the only tenant whose data the principal of a call may see; "" for a principal
+// that may see the data of all tenants. It returns api.ErrNotAllowed if the principal may see none.
+func ownTenant(ctx context.Context) (string, error) {
+	p, err := caller(ctx)
+	switch {
+	case err != nil:
+		return "", err
+	case p.Tenant == "" || p.Tenant == auth.AllTenants:
+		if !p.Owns("") { // its role may not see the data of tenants at all
+			return "", api.ErrNotAllowed
+		}
+		return "", nil
+	}
+	return p.Tenant, nil
+}
+
+// checkTenant returns the error for an unknown tenant if the principal of the call may not see this
+// tenant.
+func checkTenant(ctx context.Context, tenant string) error {
+	p, err := caller(ctx)
+	if err == nil && !p.Owns(tenant) {
+		err = unknownTenant(tenant)
+	}
+	return err
+}
+
+func unknownTenant(tenant string) error {
+	return &api.NotFoundError{Text: "tenant " + tenant + ": has neither groups nor settings"}
+}
+
+// idempotencyScope returns a prefix for idempotency keys before they are hashed. With it each
+// tenant has keys of its own; all principals without a tenant share theirs.
+func idempotencyScope(p auth.Principal, tenant string) string {
+	if p.Tenant == "" {
+		return ""
+	}
+	return cmp.Or(tenant, p.Tenant) + "\x00"
+}
+
+// maxConcurrent is the most calls of one request to Redis at the same time, such as of a list or of
+// all partitions.
+const maxConcurrent = 8
+
+// concurrently calls do with each index below n, up to maxConcurrent at the same time. It returns
+// the first error, which ends the contexts of the others.
+func concurrently(ctx context.Context, n int, do func(ctx context.Context, i int) error) error {
+	calls, ctx := errgroup.WithContext(ctx)
+	calls.SetLimit(maxConcurrent)
+	for i := range n {
+		calls.Go(func() error { return do(ctx, i) })
+	}
+	return calls.Wait()
+}
+
+// shareOf returns how many items to read from each partition to find the first `most` of all
+// partitions with near certainty: the mean, and four times its standard deviation, because tenants
+// are spread by a hash. All partitions together read about most + 4√(most × partitions) items, and
+// 4 for each partition.
+func shareOf(most, partitions int) int {
+	mean := float64(most) / float64(partitions)
+	return min(most+1, int(mean+4*math.Sqrt(mean))+4)
 }

@@ -13,14 +13,14 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/jobs/aggregate"
-	"github.com/bulkaction/bulkaction/internal/jobs/groups/backpressure"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/internal/stage/presence"
+	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
 // Origin says where a submission comes from.
@@ -34,21 +34,12 @@ type Origin struct {
 	Published bool
 }
 
-// submissions stores new groups with their jobs.
-type submissions struct {
-	*access
-	backpressure *backpressure.Controller
-	pieces       *pieces
-	durability   *durability
-	served       *presence.Served
-}
-
 // Submit stores a group with its jobs. It may be repeated: the same content under the same group id
 // or the same idempotency key is stored once, as long as the group or the key is kept. It sets g.ID
 // to the group of the first request with the key, and an empty g.Tenant to g.ID. Errors are those
 // of package api, or a *messages.ValidationError. If the principal is of one tenant, the group
 // belongs to this tenant.
-func (s *submissions) Submit(ctx context.Context, g *messages.SubmitGroup, o Origin) (api.Accepted, error) {
+func (s *Store) Submit(ctx context.Context, g *messages.SubmitGroup, o Origin) (api.Accepted, error) {
 	who, tenant, err := callFor(ctx, g.Tenant)
 	if err != nil {
 		return api.Accepted{}, err
@@ -78,7 +69,7 @@ func (s *submissions) Submit(ctx context.Context, g *messages.SubmitGroup, o Ori
 		g.Tenant = g.ID
 	}
 	p := s.space.OfTenant(g.Tenant)
-	pieces := s.pieces.split(ctx, g.Tenant, g.ID, g.Jobs, ledger.SubmissionPrefix, o)
+	pieces := s.splitPieces(ctx, g.Tenant, g.ID, g.Jobs, ledger.SubmissionPrefix, o)
 	if n := len(pieces); n > 0 {
 		pieces[n-1].Mode = ledger.AppendLast
 		// Otherwise the group is sealed when it has total jobs.
@@ -98,7 +89,7 @@ func (s *submissions) Submit(ctx context.Context, g *messages.SubmitGroup, o Ori
 		if err != nil {
 			return err
 		}
-		return s.durability.awaitSubmission(ctx, p, g)
+		return s.awaitSubmission(ctx, p, g)
 	})
 	if err != nil {
 		return api.Accepted{}, apiError(err)
@@ -144,7 +135,7 @@ const maxWarnedTypes = 10
 // warnings returns texts about what would keep an accepted group from ending, such as a type
 // without workers. There is no warning that a group without jobs is not sealed: it gets its jobs
 // later.
-func (s *submissions) warnings(ctx context.Context, g *messages.SubmitGroup) []string {
+func (s *Store) warnings(ctx context.Context, g *messages.SubmitGroup) []string {
 	var out []string
 	if !g.Seal && g.Total == nil && len(g.Jobs) > 0 {
 		out = append(out, fmt.Sprintf("The group is not sealed, so it does not end: "+
@@ -190,7 +181,7 @@ func endsWithoutJobs(g *messages.SubmitGroup) bool {
 	return len(g.Jobs) == 0 && (g.Seal || g.Total != nil && *g.Total == 0)
 }
 
-func (s *submissions) storeSubmission(
+func (s *Store) storeSubmission(
 	ctx context.Context, p keyspace.Partition, g ledger.CreateArgs, pieces []ledger.AppendArgs, seal bool,
 ) (skipped []int, err error) {
 	err = retryUnavailable(ctx, func(ctx context.Context) error {
@@ -209,12 +200,12 @@ func (s *submissions) storeSubmission(
 			return err
 		})
 	}
-	return s.pieces.store(ctx, p, pieces)
+	return s.storePieces(ctx, p, pieces)
 }
 
 // registerOwner stores that a group id belongs to a tenant. It returns api.ErrConflict when the id
 // belongs to another tenant.
-func (s *submissions) registerOwner(ctx context.Context, group, tenant string) error {
+func (s *Store) registerOwner(ctx context.Context, group, tenant string) error {
 	owner, err := ledger.RegisterOwner(ctx, s.appender, s.space.OfGroup(group), group, tenant)
 	if err != nil {
 		return err
@@ -237,7 +228,7 @@ type idempotencyRecord struct {
 // there was none, it stores this request as the first. So two equal requests at the same time store
 // one group. It returns api.ErrConflict when the first request had other content. key begins with
 // the scope of the client's key.
-func (s *submissions) resolveIdempotencyKey(
+func (s *Store) resolveIdempotencyKey(
 	ctx context.Context, key string, this idempotencyRecord,
 ) (first idempotencyRecord, err error) {
 	sum := sha256.Sum256([]byte(key))
@@ -268,7 +259,7 @@ func (s *submissions) resolveIdempotencyKey(
 
 // storeIfNone stores the record of an idempotency key unless the key has one. It returns the record
 // that the key has afterwards.
-func (s *submissions) storeIfNone(ctx context.Context, key string, record []byte) ([]byte, error) {
+func (s *Store) storeIfNone(ctx context.Context, key string, record []byte) ([]byte, error) {
 	for {
 		ok, err := s.appender.SetNX(ctx, key, record, s.cfg.KeepIdempotencyKeys).Result()
 		if err != nil || ok {
@@ -282,8 +273,8 @@ func (s *submissions) storeIfNone(ctx context.Context, key string, record []byte
 }
 
 // groupFields returns those fields of the group's hash whose values come from the submission.
-func (s *submissions) groupFields(g *messages.SubmitGroup) (map[string]string, error) {
-	asked, err := aggregate.Encode(s.reducers, g.Aggregate)
+func (s *Store) groupFields(g *messages.SubmitGroup) (map[string]string, error) {
+	asked, err := ledger.EncodeAggregates(s.reducers, g.Aggregate)
 	if err != nil {
 		return nil, &messages.ValidationError{Fields: []messages.FieldError{{Field: "aggregate", Problem: err.Error()}}}
 	}
@@ -301,4 +292,58 @@ func (s *submissions) groupFields(g *messages.SubmitGroup) (map[string]string, e
 		ReduceFailures:   slices.ContainsFunc(g.Aggregate, func(a messages.Aggregate) bool { return a.Over != "" }),
 	}
 	return fields.Encode(), nil
+}
+
+// newJobs returns the jobs of a request or message, each with a trace context of its own, and
+// records spans. A job with its own traceparent, or alone in its request or message, continues the
+// producer's trace. Every other job, and each job of a message without a traceparent, starts a
+// trace; it is linked to the producer's if that is known.
+func (s *Store) newJobs(ctx context.Context, tenant, group string, jobs []messages.Job, o Origin) []messages.Job {
+	message := o.TraceParent
+	if !o.Published {
+		message = s.recordSendSpan(ctx, tenant, group, o.TraceParent, o.At, len(jobs))
+	}
+	link := telemetry.ParseTraceParent(message)
+	fresh := slices.Clone(jobs)
+	for i := range fresh {
+		j := &fresh[i]
+		attrs := func() []attribute.KeyValue {
+			a := telemetry.MessagingAttributes(telemetry.OpReceive, "ingest", s.space.Ingest())
+			return append(a, telemetry.JobAttributes(tenant, group, -1, 0)...)
+		}
+		switch {
+		case j.TraceParent != "" && !o.Published:
+			parent := s.recordSendSpan(ctx, tenant, group, j.TraceParent, o.At, 1)
+			j.TraceParent = s.tel.ContinueJobTrace(parent, "ingest", o.At, attrs)
+		case j.TraceParent != "":
+			j.TraceParent = s.tel.ContinueJobTrace(j.TraceParent, "ingest", o.At, attrs)
+		case len(jobs) == 1 && message != "":
+			j.TraceParent = s.tel.ContinueJobTrace(message, "ingest", o.At, attrs)
+		default:
+			j.TraceParent = s.tel.NewJobTrace(link, "ingest", o.At, attrs)
+		}
+	}
+	return fresh
+}
+
+// recordSendSpan records the span "send ingest" of a request over HTTP, or of one of its jobs that
+// has a traceparent of its own. The span lasts from the time at until now. The producers of
+// messages record this span themselves. It returns the traceparent that the jobs' traces continue
+// or link to.
+func (s *Store) recordSendSpan(ctx context.Context, tenant, group, parent string, at time.Time, jobs int) string {
+	if sc := telemetry.ParseTraceParent(parent); sc.IsValid() {
+		ctx = trace.ContextWithRemoteSpanContext(ctx, sc)
+	}
+	attributes := append(telemetry.MessagingAttributes(telemetry.OpSend, "send", s.space.Ingest()),
+		telemetry.JobAttributes(tenant, group, -1, 0)...)
+	_, span := s.tel.Tracer.Start(ctx, "send ingest", trace.WithSpanKind(trace.SpanKindProducer),
+		trace.WithTimestamp(at), trace.WithAttributes(attributes...))
+	if jobs > 1 {
+		span.SetAttributes(telemetry.MessageCount(jobs))
+	}
+	span.End()
+	if next := telemetry.FormatTraceParent(span.SpanContext()); next != "" {
+		return next
+	}
+	return parent
 }

@@ -3,26 +3,19 @@ package groups
 import (
 	"context"
 	"fmt"
+	"maps"
+	"math"
+	"slices"
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/jobs/aggregate"
-	"github.com/bulkaction/bulkaction/internal/jobs/groups/apivalue"
-	"github.com/bulkaction/bulkaction/internal/jobs/groups/why"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// views returns groups and their jobs as the API shows them.
-type views struct {
-	*access
-	tenants   *tenants
-	explainer *why.Explainer
-}
-
 // Group returns one group.
-func (s *views) Group(ctx context.Context, id string) (api.Group, error) {
+func (s *Store) Group(ctx context.Context, id string) (api.Group, error) {
 	p, _, err := s.locateGroup(ctx, id)
 	if err != nil {
 		return api.Group{}, err
@@ -39,7 +32,7 @@ func (s *views) Group(ctx context.Context, id string) (api.Group, error) {
 
 // GroupSummary returns one group. An aggregate that takes more than maxAggregate bytes in Redis is
 // left out; then complete is false.
-func (s *views) GroupSummary(
+func (s *Store) GroupSummary(
 	ctx context.Context, id string, maxAggregate int64,
 ) (g api.Group, complete bool, err error) {
 	p, _, err := s.locateGroup(ctx, id)
@@ -56,7 +49,7 @@ func (s *views) GroupSummary(
 	if !complete {
 		from.Aggregates = ""
 	}
-	views, err := s.show(ctx, p, []ledger.Group{from})
+	views, err := s.showGroups(ctx, p, []ledger.Group{from})
 	if err != nil {
 		return g, false, apiError(err)
 	}
@@ -65,7 +58,7 @@ func (s *views) GroupSummary(
 
 // ReadViews returns the views of groups of one partition. If an aggregate can't be computed, it
 // logs that, and the view lacks the aggregate. It leaves out groups that do not exist.
-func (s *views) ReadViews(ctx context.Context, p keyspace.Partition, ids []string) ([]api.Group, error) {
+func (s *Store) ReadViews(ctx context.Context, p keyspace.Partition, ids []string) ([]api.Group, error) {
 	if len(ids) == 0 {
 		return nil, nil
 	}
@@ -73,11 +66,11 @@ func (s *views) ReadViews(ctx context.Context, p keyspace.Partition, ids []strin
 	if err != nil {
 		return nil, err
 	}
-	return s.show(ctx, p, groups)
+	return s.showGroups(ctx, p, groups)
 }
 
-// show returns the views of groups of one partition.
-func (s *views) show(ctx context.Context, p keyspace.Partition, groups []ledger.Group) ([]api.Group, error) {
+// showGroups returns the views of groups of one partition.
+func (s *Store) showGroups(ctx context.Context, p keyspace.Partition, groups []ledger.Group) ([]api.Group, error) {
 	views := make([]api.Group, 0, len(groups))
 	for i := range groups {
 		v, err := s.View(&groups[i], time.Now())
@@ -91,7 +84,7 @@ func (s *views) show(ctx context.Context, p keyspace.Partition, groups []ledger.
 
 // View converts a group that was read at the time at to the API's form. It estimates the ETA from
 // the group's own speed. If it returns an error, the view is complete except for the aggregate.
-func (s *views) View(from *ledger.Group, at time.Time) (api.Group, error) {
+func (s *Store) View(from *ledger.Group, at time.Time) (api.Group, error) {
 	g := api.Group{
 		ID:             from.ID,
 		Tenant:         from.Tenant,
@@ -122,8 +115,8 @@ func (s *views) View(from *ledger.Group, at time.Time) (api.Group, error) {
 
 // Merged returns the aggregate of a group, merged from its partial aggregates. asked is what the
 // group asked for, encoded as in the group's hash.
-func (s *views) Merged(asked string, partials []string) (*reducer.State, error) {
-	plan, err := aggregate.Plan(s.reducers, asked)
+func (s *Store) Merged(asked string, partials []string) (*reducer.State, error) {
+	plan, err := ledger.AggregatePlan(s.reducers, asked)
 	if err != nil {
 		return nil, err
 	}
@@ -148,6 +141,106 @@ func eta(g *api.Group, started, now time.Time) *float64 {
 	if g.Status.Ended() || started.IsZero() || ended == 0 || elapsed <= 0 {
 		return nil
 	}
-	seconds := apivalue.Round(float64(g.Counts.Accepted-ended)/(float64(ended)/elapsed), 10)
+	seconds := round(float64(g.Counts.Accepted-ended)/(float64(ended)/elapsed), 10)
 	return &seconds
 }
+
+// etaGroups is the most groups of a tenant that an estimate counts before a group. If there are
+// more, the estimate is too low.
+const etaGroups = 100
+
+// estimate replaces the ETAs of groups of one partition. An ETA is the time that the unfinished
+// jobs of the group, and the waiting jobs of groups that are before it in its tenant's queue, take
+// at the speed at which the tenant's jobs end now. A group of which no job can end gets no ETA.
+func (s *Store) estimate(ctx context.Context, p keyspace.Partition, views []api.Group) error {
+	speeds := map[string]float64{}
+	known := map[ledger.TenantQueue]bool{}
+	for i := range views {
+		g := &views[i]
+		g.ETASeconds = nil
+		if moving(g) {
+			speeds[g.Tenant] = 0
+			known[queueOf(g)] = true
+		}
+	}
+	if len(speeds) == 0 {
+		return nil
+	}
+	if err := s.speeds(ctx, p, speeds); err != nil {
+		return err
+	}
+	queues, err := ledger.ReadQueues(ctx, s.conn.Cmd, p, slices.Collect(maps.Keys(known)), etaGroups)
+	if err != nil {
+		return err
+	}
+	for i := range views {
+		g := &views[i]
+		speed, queue := speeds[g.Tenant], queues[queueOf(g)]
+		if !moving(g) || speed <= 0 || queue.TypePaused {
+			continue
+		}
+		left := g.Counts.Accepted - g.Counts.Ended()
+		if g.Counts.Waiting > 0 {
+			for _, other := range queue.Groups {
+				if other.ID == g.ID {
+					break
+				}
+				left += other.Waiting
+			}
+		}
+		seconds := round(float64(left)/speed, 10)
+		g.ETASeconds = &seconds
+	}
+	return nil
+}
+
+// queueOf returns the queue that has the waiting jobs of the group's own type.
+func queueOf(g *api.Group) ledger.TenantQueue {
+	return ledger.TenantQueue{Type: g.Type, Lane: g.Priority, Tenant: g.Tenant}
+}
+
+// moving reports whether a group has jobs left that may run.
+func moving(g *api.Group) bool {
+	return !g.Status.Ended() && !g.Paused && g.Counts.Accepted > g.Counts.Ended()
+}
+
+// speeds sets how many jobs of each tenant end per second, at most what its limits allow. It leaves
+// 0 for a paused tenant.
+func (s *Store) speeds(ctx context.Context, p keyspace.Partition, of map[string]float64) error {
+	tenants := make([]ledger.TenantRef, 0, len(of))
+	for t := range of {
+		tenants = append(tenants, ledger.TenantRef{Partition: p, ID: t})
+	}
+	states, err := s.tenantStates(ctx, tenants)
+	if err != nil {
+		return err
+	}
+	for i, t := range tenants {
+		if !states[i].Paused {
+			of[t.ID] = s.cfg.Rate.Bound(states[i], states[i].PerSecond)
+		}
+	}
+	return nil
+}
+
+// latestOf returns the latest of the times.
+func latestOf(first time.Time, more ...time.Time) time.Time {
+	for _, at := range more {
+		if at.After(first) {
+			first = at
+		}
+	}
+	return first
+}
+
+// timeIfAfter returns at in UTC and whole milliseconds if it is after now, otherwise nil.
+func timeIfAfter(at, now time.Time) *time.Time {
+	if !at.After(now) {
+		return nil
+	}
+	at = at.Truncate(time.Millisecond).UTC()
+	return &at
+}
+
+// round rounds v to a multiple of 1/parts.
+func round(v, parts float64) float64 { return math.Round(v*parts) / parts }

@@ -3,7 +3,6 @@ package ingest_test
 import (
 	"context"
 	"fmt"
-	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -32,18 +31,13 @@ func newIngest(w *stagetest.World, cfg ...ingest.Config) *ingest.Ingest {
 	if len(cfg) > 0 {
 		c = cfg[0]
 	}
-	c.APIAddr, c.Grace = "127.0.0.1:0", stagetest.Patience
-	in, err := ingest.New(context.WithoutCancel(w.T.Context()), stagetest.Process(w, "in"), c, w.Store, messages.Decoder{})
-	require.NoError(w.T, err)
-	return in
+	c.Grace = stagetest.Patience
+	return ingest.New(stagetest.Process(w, "in"), c, w.Store, messages.Decoder{})
 }
 
-// startIngest runs an ingest and returns the base URL of its API.
-func startIngest(w *stagetest.World, lease time.Duration) (url string) {
+func startIngest(w *stagetest.World, lease time.Duration) {
 	w.T.Helper()
-	in := newIngest(w, ingest.Config{Lease: lease})
-	w.Run(in)
-	return "http://" + in.APIAddr()
+	w.Run(newIngest(w, ingest.Config{Lease: lease}))
 }
 
 // addEntry adds a message to the ingest stream. more holds further fields and values.
@@ -229,30 +223,6 @@ func TestMessageIsRetriedAfterARedisError(t *testing.T) {
 	require.Empty(t, waitForRejected(w, 0))
 }
 
-func TestServesTheAPI(t *testing.T) {
-	stagetest.Both(t, func(w *stagetest.World) {
-		url := startIngest(w, stagetest.Patience)
-		req, err := http.NewRequestWithContext(context.WithoutCancel(w.T.Context()), http.MethodPost, url+"/v1/groups",
-			strings.NewReader(`{"id":"g","type":"T","seal":true,"jobs":[{"payload":1},{"payload":2}]}`))
-		require.NoError(w.T, err)
-		req.Header.Set("Content-Type", "application/json")
-		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-		resp, err := client.Do(req)
-		require.NoError(w.T, err)
-		require.NoError(w.T, resp.Body.Close())
-		require.Equal(w.T, http.StatusAccepted, resp.StatusCode)
-		require.Equal(w.T, api.Counts{Accepted: 2, Waiting: 2}, w.Counts("g"))
-	})
-}
-
-func TestAddressInUseIsAnError(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
-	url := startIngest(w, stagetest.Patience)
-	_, err := ingest.New(t.Context(), stagetest.Process(w, "other"), ingest.Config{APIAddr: strings.TrimPrefix(url, "http://"), Lease: time.Second}, w.Store, messages.Decoder{})
-	require.ErrorContains(t, err, "set BULKACTION_API_ADDR to another address")
-}
-
 // TestTwoProcessesHandleEachMessageOnce: two processes share the stream: each of 300 submissions is
 // stored once.
 func TestTwoProcessesHandleEachMessageOnce(t *testing.T) {
@@ -340,4 +310,46 @@ func TestStatusIsPublished(t *testing.T) {
 	w.Await("the published status", func() bool { s := shown(); return len(s) == 1 && s[0].Role == "ingest" && s[0].Running })
 	stop()
 	require.Empty(t, shown())
+}
+
+// BenchmarkStream measures how fast one ingest process stores the messages that wait in the ingest
+// stream.
+func BenchmarkStream(b *testing.B) {
+	const groups = 20
+	many := strings.Repeat(`{"payload":{"to":"a@example.com"}},`, 499)
+	for name, bench := range map[string]struct {
+		entries, jobs int
+		typ, data     string // data has verbs for the round, the group's number and the message's number
+	}{
+		"small appends": {20_000, 1, messages.TypeJobsAppend, `{"group":"g%d-%d","jobs":[{"payload":%d}]}`},
+		"large appends": {400, 500, messages.TypeJobsAppend, `{"group":"g%d-%d","jobs":[` + many + `{"payload":%d}]}`},
+		"submissions":   {5_000, 1, messages.TypeGroupSubmit, `{"id":"s%[1]d-%[3]d","tenant":"t%[2]d","type":"T","seal":true,"jobs":[{"payload":1}]}`},
+	} {
+		b.Run(name, func(b *testing.B) {
+			w := stagetest.New(b, redistest.Server(b).URL(), "b:", 1)
+			ctx, round := b.Context(), 0
+			for b.Loop() {
+				b.StopTimer()
+				for g := range groups {
+					w.Submit(messages.SubmitGroup{ID: fmt.Sprintf("g%d-%d", round, g), Tenant: fmt.Sprint("t", g), Type: "T"})
+				}
+				pipe := w.Conn.Cmd.Pipeline()
+				for i := range bench.entries {
+					pipe.XAdd(ctx, &redis.XAddArgs{Stream: w.Space.Ingest(), Values: []string{"type", bench.typ, "data", fmt.Sprintf(bench.data, round, i%groups, i)}})
+				}
+				_, err := pipe.Exec(ctx)
+				require.NoError(b, err)
+				b.StartTimer()
+				stop := w.Run(newIngest(w))
+				require.Eventually(b, func() bool { return w.Conn.Cmd.XLen(ctx, w.Space.Ingest()).Val() == 0 }, stagetest.Patience, time.Millisecond)
+				b.StopTimer()
+				stop()
+				require.NoError(b, w.Conn.Cmd.FlushAll(ctx).Err())
+				round++
+				b.StartTimer()
+			}
+			b.ReportMetric(float64(b.N*bench.entries*bench.jobs)/b.Elapsed().Seconds(), "jobs/s")
+			b.ReportAllocs()
+		})
+	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
@@ -24,14 +25,9 @@ const (
 	MaxAppendBytes = 1 << 20
 )
 
-// NewJob is a job that enters a group.
-type NewJob struct {
-	Type    string    // "": the group's type
-	RunAt   time.Time // zero: at once
-	Trace   string    // its traceparent; "": it is not sampled
-	Payload []byte    // JSON
-	Key     string    // the producer's name of the job, without control characters; "": none
-}
+// NewJob is a job that enters a group. Its TraceParent is not the producer's, but the job's own
+// trace context, "" if it is not sampled. Its key has no control characters.
+type NewJob = messages.Job
 
 // AppendMode says whether a call of Append is the last one of its submission. The last call needs
 // no request id: once a submission has ended, the next such call is a duplicate.
@@ -141,10 +137,10 @@ func appendArguments(a AppendArgs, requests []Request) []any {
 	for i := range requests {
 		for j := range requests[i].Jobs {
 			job := &requests[i].Jobs[j]
-			if job.Type != "" || !job.RunAt.IsZero() || len(job.Payload) > largePayload {
+			if job.Type != "" || job.RunAt != nil || len(job.Payload) > largePayload {
 				ready = ""
 			}
-			bytes += len(job.Trace) + len(job.Payload) + len(job.Key)
+			bytes += queuedSize(job)
 		}
 		jobs += len(requests[i].Jobs)
 	}
@@ -154,20 +150,17 @@ func appendArguments(a AppendArgs, requests []Request) []any {
 		args = append(args, requests[i].ID, len(requests[i].Jobs))
 	}
 	if ready != "" {
-		return appendBlobs(args, a.Next, requests, bytes+32*jobs)
+		return appendBlobs(args, a.Next, requests, bytes)
 	}
 	for i := range requests {
 		for j := range requests[i].Jobs {
 			job := &requests[i].Jobs[j]
 			at := int64(0)
-			if !job.RunAt.IsZero() {
+			if job.RunAt != nil {
 				at = job.RunAt.UnixMilli()
 			}
-			payload := job.Payload
-			if job.Key != "" {
-				payload = appendKey(slices.Clip(payload), job.Key)
-			}
-			args = append(args, job.Type, at, job.Trace, payload)
+			payload := appendFields(slices.Clip(job.Payload), job)
+			args = append(args, job.Type, at, job.TraceParent, payload)
 		}
 	}
 	return args

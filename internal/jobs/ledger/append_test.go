@@ -3,6 +3,7 @@ package ledger_test
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
+	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
 func TestAppend(t *testing.T) {
@@ -18,7 +20,7 @@ func TestAppend(t *testing.T) {
 		w.create("g", "acme", "T")
 		trace := "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 		r := w.appendJobs(ledger.AppendArgs{Group: "g", Jobs: []ledger.NewJob{
-			{Payload: []byte(`"a|b"`)}, {Type: "U", Payload: []byte(`"\n"`)}, {Payload: []byte(`{}`), Trace: trace},
+			{Payload: []byte(`"a|b"`)}, {Type: "U", Payload: []byte(`"\n"`)}, {Payload: []byte(`{}`), TraceParent: trace},
 		}})
 		require.Equal(w, ledger.AppendReply{First: 0, N: 3}, r)
 		require.Equal(w, ledger.AppendReply{First: 3, N: 2}, w.appendJobs(ledger.AppendArgs{Group: "g", Jobs: jobs(2)}))
@@ -196,7 +198,7 @@ func TestAppendLargePayloads(t *testing.T) {
 		w.create("g", "acme", "T")
 		fits, travels := strings.Repeat("x", 4096), strings.Repeat("y", 4097)
 		w.appendJobs(ledger.AppendArgs{Group: "g", Jobs: []ledger.NewJob{
-			{Payload: []byte(travels)}, {Payload: []byte(fits)}, {Payload: []byte(travels), RunAt: time.Now().Add(time.Hour)},
+			{Payload: []byte(travels)}, {Payload: []byte(fits)}, {Payload: []byte(travels), RunAt: new(time.Now().Add(time.Hour))},
 		}})
 		require.Equal(w, map[string]string{"0": travels, "2": travels}, w.c.HGetAll(w.Context(), w.p.Payloads("g")).Val())
 		require.Equal(w, []string{"0||", "1||" + fits}, w.queue("g", "T"))
@@ -210,7 +212,7 @@ func TestAppendJobsForLater(t *testing.T) {
 		now, soon := time.Now(), time.Now().Add(time.Hour)
 		w.create("g", "acme", "T")
 		w.appendJobs(ledger.AppendArgs{Group: "g", Jobs: []ledger.NewJob{
-			{Payload: []byte("1"), RunAt: soon.Add(time.Hour)}, {Payload: []byte("2"), RunAt: now.Add(-time.Hour)}, {Type: "U", Payload: []byte("3"), RunAt: soon},
+			{Payload: []byte("1"), RunAt: new(soon.Add(time.Hour))}, {Payload: []byte("2"), RunAt: new(now.Add(-time.Hour))}, {Type: "U", Payload: []byte("3"), RunAt: new(soon)},
 		}})
 		require.Equal(w, "NWN", w.states("g"))
 		require.Equal(w, map[string]int64{"waiting": 1, "non_ready": 2}, w.ledger("g"))
@@ -225,7 +227,7 @@ func TestAppendJobsForLater(t *testing.T) {
 
 		w.create("later", "beta", "T", "run_at", timestamp(soon))
 		w.appendJobs(ledger.AppendArgs{Group: "later", Jobs: []ledger.NewJob{
-			{Payload: []byte("1"), RunAt: soon.Add(time.Hour)}, {Payload: []byte("2"), RunAt: soon.Add(-time.Minute)}, {Payload: []byte("3")},
+			{Payload: []byte("1"), RunAt: new(soon.Add(time.Hour))}, {Payload: []byte("2"), RunAt: new(soon.Add(-time.Minute))}, {Payload: []byte("3")},
 		}})
 		require.Equal(w, "NWW", w.states("later"))
 	})
@@ -296,5 +298,230 @@ func TestAppendOfManyTypes(t *testing.T) {
 		types := strings.Split(w.c.HGet(w.Context(), w.p.Group("g"), "types").Val(), "|")
 		require.Len(w, types, 100_002+ledger.MaxAppend)
 		require.Equal(w, []string{"T", "ONE-0", "MANY-0", "MANY-1"}, types[100_000:100_004])
+	})
+}
+
+// many appends the jobs of several requests in one call. It returns one result for each request, in
+// their order.
+func (w *world) many(group string, limit int64, requests ...ledger.Request) []ledger.AppendResult {
+	w.Helper()
+	results, err := ledger.AppendMany(w.Context(), w.c, w.p, group, limit, 0, requests)
+	require.NoError(w, err)
+	require.Len(w, results, len(requests))
+	return results
+}
+
+func TestAppendMany(t *testing.T) {
+	both(t, func(w *world) {
+		w.create("g", "acme", "T")
+		w.appendJobs(ledger.AppendArgs{Group: "g", Request: "m#known", Jobs: jobs(1)})
+		typed := jobs(2)
+		typed[1].Type = "U"
+		requests := []ledger.Request{
+			{ID: "@1700000000000-0", Jobs: jobs(3)},
+			{ID: "m#known", Jobs: jobs(1)},
+			{ID: "m#new", Jobs: typed},
+			{ID: "m#new", Jobs: typed}, // the same message twice in one read
+			{ID: "m#large", Jobs: jobs(9)},
+			{ID: "m#none"},
+			{ID: "m#last", Jobs: jobs(1)},
+		}
+		r := w.many("g", 10, requests...)
+		require.Equal(w, ledger.AppendReply{First: 1, N: 3}, r[0].AppendReply)
+		require.True(w, r[1].Duplicate)
+		require.Equal(w, ledger.AppendReply{First: 4, N: 2}, r[2].AppendReply)
+		require.True(w, r[3].Duplicate)
+		require.ErrorIs(w, r[4].Err, api.ErrConflict)
+		require.ErrorContains(w, r[4].Err, "at most 10 jobs, 6 are there")
+		require.Equal(w, ledger.AppendReply{First: 6}, r[5].AppendReply)
+		require.Equal(w, ledger.AppendReply{First: 6, N: 1}, r[6].AppendReply)
+		require.Equal(w, "W!W!W!W!W!W!W!", w.c.Get(w.Context(), w.p.States("g")).Val())
+		require.EqualValues(w, 6, w.c.LLen(w.Context(), w.p.Queue("g", "T")).Val())
+		require.EqualValues(w, 1, w.c.LLen(w.Context(), w.p.Queue("g", "U")).Val())
+		for _, again := range w.many("g", 10, requests[0], requests[2], requests[5], requests[6]) {
+			require.True(w, again.Duplicate)
+		}
+		require.Equal(w, map[string]int64{"waiting": 7}, w.ledger("g"))
+	})
+}
+
+// TestAppendManySeals: 3 jobs are announced. Of one call's requests a adds 2, b is refused because
+// 2 more are too many, and c adds the last. Then a repeated is a duplicate, and d is refused
+// because the group is sealed. In an unknown group all requests are refused.
+func TestAppendManySeals(t *testing.T) {
+	both(t, func(w *world) {
+		w.create("g", "acme", "T")
+		w.sealWith("g", 3, false, nil)
+		r := w.many("g", 10, ledger.Request{ID: "a", Jobs: jobs(2)}, ledger.Request{ID: "b", Jobs: jobs(2)}, ledger.Request{ID: "c", Jobs: jobs(1)},
+			ledger.Request{ID: "a", Jobs: jobs(2)}, ledger.Request{ID: "d"})
+		require.NoError(w, r[0].Err)
+		require.ErrorContains(w, r[1].Err, "3 jobs were announced, 2 are there, 2 more are too many")
+		require.NoError(w, r[2].Err)
+		require.True(w, r[3].Duplicate)
+		require.ErrorIs(w, r[4].Err, api.ErrSealed)
+		for _, none := range w.many("nobody", 10, ledger.Request{ID: "a"}, ledger.Request{ID: "b"}) {
+			require.ErrorIs(w, none.Err, api.ErrNotFound)
+		}
+	})
+}
+
+// TestAppendByRedisClock: appended jobs have the acceptance time of Redis's clock, which a
+// miniredis sets to a time in 2023, and not of the clock of the process that composed their blobs.
+func TestAppendByRedisClock(t *testing.T) {
+	t.Parallel()
+	server, url := redistest.Mini(t)
+	server.SetTime(time.UnixMilli(1_700_000_000_000))
+	w := newWorld(t, client(t, url), "t:")
+	w.create("g", "acme", "T")
+	w.append("g", 2)
+	require.Equal(t, []string{`0|1700000000000||{"n":0}`, `1|1700000000000||{"n":1}`}, w.c.LRange(t.Context(), w.p.Queue("g", "T"), 0, -1).Val())
+}
+
+// TestAppendUnderAnyID: the request ids pieces, =, @, =x and @1 look like ids with a meaning for
+// the script. Of two requests of one call with such an id, the first adds a job and the second is a
+// duplicate.
+func TestAppendUnderAnyID(t *testing.T) {
+	both(t, func(w *world) {
+		w.create("g", "acme", "T")
+		for i, id := range []string{"pieces", "=", "@", "=x", "@1"} {
+			r := w.many("g", 10, ledger.Request{ID: id, Jobs: jobs(1)}, ledger.Request{ID: id, Jobs: jobs(1)})
+			require.Equal(w, ledger.AppendReply{First: int64(i), N: 1}, r[0].AppendReply, id)
+			require.True(w, r[1].Duplicate, id)
+		}
+	})
+}
+
+// keyed returns one new job for each of the keys. typ, if not "", is their type, which makes the
+// script compose their blobs instead of Append.
+func keyed(typ string, keys ...string) []ledger.NewJob {
+	all := jobs(len(keys))
+	for i, key := range keys {
+		all[i].Key, all[i].Type = key, typ
+	}
+	return all
+}
+
+// TestUniqueKeys: Append to a group with unique keys leaves out each job whose key another job of
+// the group has. A repeated request is a duplicate that names the same skipped jobs, and FindKey
+// finds the jobs.
+func TestUniqueKeys(t *testing.T) {
+	for name, typ := range map[string]string{"composed by the caller": "", "composed by the script": "T"} {
+		t.Run(name, func(t *testing.T) {
+			both(t, func(w *world) {
+				w.create("g", "acme", "T", "unique_keys", "1")
+				first := ledger.AppendArgs{Group: "g", Request: "r#0", Jobs: keyed(typ, "a", "", "b", "a", "", "b|c")}
+				require.Equal(w, ledger.AppendReply{N: 5, Skipped: []int{3}}, w.appendJobs(first))
+				again := ledger.AppendReply{Duplicate: true, Skipped: []int{3}}
+				require.Equal(w, again, w.appendJobs(first))
+
+				r := w.many("g", 10,
+					ledger.Request{ID: "m#1", Jobs: keyed(typ, "d", "b")},
+					ledger.Request{ID: "m#2", Jobs: keyed(typ, "d", "a", "e")},
+					ledger.Request{ID: "m#2", Jobs: keyed(typ, "d", "a", "e")},
+					ledger.Request{ID: "m#3", Jobs: keyed(typ, "e", "d")})
+				require.Equal(w, ledger.AppendReply{First: 5, N: 1, Skipped: []int{1}}, r[0].AppendReply)
+				require.Equal(w, ledger.AppendReply{First: 6, N: 1, Skipped: []int{0, 1}}, r[1].AppendReply)
+				require.Equal(w, ledger.AppendReply{Duplicate: true, Skipped: []int{0, 1}}, r[2].AppendReply)
+				require.Equal(w, ledger.AppendReply{First: 7, Skipped: []int{0, 1}}, r[3].AppendReply)
+				require.Equal(w, again, w.appendJobs(first))
+
+				require.Equal(w, map[string]int64{"waiting": 7}, w.ledger("g"))
+				require.Equal(w, "W!W!W!W!W!W!W!", w.c.Get(w.Context(), w.p.States("g")).Val())
+				require.EqualValues(w, 7, w.c.LLen(w.Context(), w.p.Queue("g", "T")).Val())
+				w.admit("T", 10, noLimit)
+				at := map[string]int64{}
+				for _, j := range w.read("T", "c") {
+					at[j.Key()] = j.Ordinal
+				}
+				for key, ordinal := range map[string]int64{"a": 0, "b": 2, "b|c": 4, "d": 5, "e": 6} {
+					found, unique, err := ledger.FindKey(w.Context(), w.c, w.p, "g", key)
+					require.NoError(w, err)
+					require.True(w, unique)
+					require.Equal(w, []int64{ordinal, ordinal}, []int64{found, at[key]}, key)
+				}
+				found, unique, err := ledger.FindKey(w.Context(), w.c, w.p, "g", "x")
+				require.NoError(w, err)
+				require.True(w, unique)
+				require.EqualValues(w, -1, found)
+			})
+		})
+	}
+}
+
+// TestUniqueKeysAndTotal: the limit of a group and its announced total count only jobs that are
+// added, not those that are left out.
+func TestUniqueKeysAndTotal(t *testing.T) {
+	both(t, func(w *world) {
+		w.create("g", "acme", "T", "unique_keys", "1", "total", "3")
+		w.appendJobs(ledger.AppendArgs{Group: "g", Jobs: keyed("", "a", "b")})
+		r := w.many("g", 3, ledger.Request{ID: "m#1", Jobs: keyed("", "a", "c")}, ledger.Request{ID: "m#2", Jobs: keyed("", "d")})
+		require.Equal(w, ledger.AppendReply{First: 2, N: 1, Skipped: []int{0}}, r[0].AppendReply)
+		require.ErrorIs(w, r[1].Err, api.ErrSealed)
+		found, _, err := ledger.FindKey(w.Context(), w.c, w.p, "g", "d")
+		require.NoError(w, err)
+		require.EqualValues(w, -1, found, "a refused request takes no key")
+	})
+}
+
+// TestKeysWithoutIndex: without unique keys, a group takes two jobs with one key and has no index
+// of keys.
+func TestKeysWithoutIndex(t *testing.T) {
+	both(t, func(w *world) {
+		w.create("g", "acme", "T")
+		require.Equal(w, ledger.AppendReply{N: 2}, w.appendJobs(ledger.AppendArgs{Group: "g", Jobs: keyed("", "a", "a")}))
+		require.Zero(w, w.c.Exists(w.Context(), w.p.KeyIndex("g")).Val())
+		_, unique, err := ledger.FindKey(w.Context(), w.c, w.p, "g", "a")
+		require.NoError(w, err)
+		require.False(w, unique)
+	})
+}
+
+// TestListJobs: ListJobs returns the jobs in a state, and looks at a bounded number of jobs; the
+// next call continues where it stopped.
+func TestListJobs(t *testing.T) {
+	both(t, func(w *world) {
+		w.create("g", "acme", "T")
+		w.append("g", 6)
+		w.admit("T", 4, noLimit)
+		taken := w.read("T", "c")
+		w.start("T", taken)
+		w.outcome("T", other(ledger.OutcomeFailed, taken[1], 0))
+		w.outcome("T", other(ledger.OutcomeRetry, taken[2], 1000))
+
+		list := func(state string, from int64, most int) (ordinals []int64, next int64) {
+			found, next, err := ledger.ListJobs(w.Context(), w.c, w.p, "g", state, from, most)
+			require.NoError(w, err)
+			for _, j := range found {
+				ordinals = append(ordinals, j.Ordinal)
+				require.Equal(w, j.Ordinal == 1 || j.Ordinal == 2, j.LastError() != nil, strconv.FormatInt(j.Ordinal, 10))
+			}
+			return ordinals, next
+		}
+		check := func(state string, from int64, most int, want []int64, wantNext int64) {
+			got, next := list(state, from, most)
+			require.Equal(w, want, got)
+			require.Equal(w, wantNext, next)
+		}
+		check("", 0, 10, []int64{0, 1, 2, 3, 4, 5}, -1)
+		check("", 0, 4, []int64{0, 1, 2, 3}, 4)
+		check("", 4, 4, []int64{4, 5}, -1)
+		check("waiting", 0, 10, []int64{4, 5}, -1)
+		check("failed", 0, 10, []int64{1}, -1)
+		check("in_flight", 0, 1, []int64{0}, 3)
+		check("non_ready", 0, 10, []int64{2}, -1)
+		check("done", 0, 10, nil, -1)
+		check("", 100, 10, nil, -1)
+
+		many := make([]byte, 600_000*2)
+		for i := range many {
+			many[i] = "D!"[i%2]
+		}
+		copy(many[599_999*2:], "F!")
+		w.c.Set(w.Context(), w.p.States("g"), many, 0)
+		check("failed", 10, 10, nil, 10+16*32768)
+		got, next, err := ledger.ListJobs(w.Context(), w.c, w.p, "g", "failed", 10+16*32768, 10)
+		require.NoError(w, err)
+		require.EqualValues(w, -1, next)
+		require.EqualValues(w, 599_999, got[0].Ordinal)
 	})
 }

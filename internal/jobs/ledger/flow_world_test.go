@@ -1,6 +1,7 @@
 package ledger_test
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"time"
@@ -8,6 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
@@ -162,4 +164,224 @@ func (w *world) now() int64 {
 func (w *world) pass(d time.Duration) {
 	w.Helper()
 	require.NoError(w, redisx.Sleep(w.Context(), d))
+}
+
+// flowScenes are the scenes (see scenes) in which limits, shares, pauses, priorities, settings of
+// tenants or quotas matter.
+var flowScenes = []scene{
+	{"admit with borrowed permits", false, func(w *world) act {
+		w.backlog("a", "T", 4)
+		w.set("a", weight(0.5))
+		w.c.SAdd(w.Context(), w.p.Active(), "b") // an active tenant that leaves its share
+		return w.admitting(elastic(4))
+	}},
+	{"admit as the sliding limiter allows", false, func(w *world) act {
+		w.backlog("acme", "T", 3)
+		return w.admitting(within(ledger.LimiterSliding, time.Hour, 2))
+	}},
+	{"admit as the token limiter allows", false, func(w *world) act {
+		w.backlog("acme", "T", 3)
+		return w.admitting(within(ledger.LimiterToken, time.Hour, 2))
+	}},
+	{"admit the head of a tenant with a limit of its own", false, func(w *world) act {
+		w.backlog("acme", "T", 3)
+		w.set("acme", perWindow(1))
+		return w.admitting(limit(20))
+	}},
+	{"admit by priority", false, func(w *world) act {
+		w.byPriority(1)
+		w.backlog("acme", "T", 3)
+		return w.admitting(limit(2))
+	}},
+	{"admit by priority the head of a tenant without a permit", false, func(w *world) act {
+		w.byPriority(1)
+		w.spent("acme")
+		return w.admitting(limit(20))
+	}},
+	{"admit of a paused tenant", false, func(w *world) act {
+		w.backlog("acme", "T", 3)
+		w.pause(ledger.PauseTenant, "acme")
+		return w.admitting(limit(20))
+	}},
+	{"append to a group that is ranked", true, func(w *world) act {
+		w.byPriority(1)
+		w.backlog("acme", "T", 3)
+		return w.appending(ledger.AppendArgs{Group: "acme", Limit: 10, Jobs: jobs(1)})
+	}},
+	{"append to a paused group", true, func(w *world) act {
+		w.backlog("acme", "T", 3)
+		w.pause(ledger.PauseGroup, "acme")
+		return w.appending(ledger.AppendArgs{Group: "acme", Limit: 10, Jobs: jobs(1)})
+	}},
+	{"outcome of a job whose group is ranked", false, func(w *world) act {
+		w.byPriority(1)
+		w.backlog("acme", "T", 3)
+		return w.reporting(done(w.begin("T", "c", 1)...))
+	}},
+	{"promote with borrowed permits", false, func(w *world) act {
+		w.nonReady("g", 4)
+		w.c.SAdd(w.Context(), w.p.Active(), "acme", "other")
+		return w.promoting(elastic(4))
+	}},
+	{"promote jobs of a paused group", false, func(w *world) act {
+		w.nonReady("g", 2)
+		w.pause(ledger.PauseGroup, "g")
+		return w.promoting(limit(5))
+	}},
+	{"promote jobs of a paused tenant", false, func(w *world) act {
+		w.nonReady("g", 2)
+		w.pause(ledger.PauseTenant, "acme")
+		return w.promoting(limit(5))
+	}},
+	{"promote suspended jobs", false, func(w *world) act {
+		w.suspended("g", 2)
+		for _, blob := range w.c.ZRange(w.Context(), w.p.SuspendedOf("acme"), 0, -1).Val() {
+			w.c.ZAdd(w.Context(), w.p.SuspendedOf("acme"), redis.Z{Score: 1e15, Member: blob})
+		}
+		w.resume(ledger.PauseGroup, "g")
+		return w.promoting(limit(5))
+	}},
+	{"start jobs of a paused group", false, func(w *world) act {
+		w.create("g", "acme", "T")
+		w.append("g", 2)
+		w.admit("T", 2, noLimit)
+		jobs := w.read("T", "c")
+		w.pause(ledger.PauseGroup, "g")
+		return w.starting(jobs)
+	}},
+	{"schedule beside a paused group", false, func(w *world) act {
+		w.hold("g", 2)
+		w.pause(ledger.PauseGroup, "g")
+		return func() error {
+			_, _, err := ledger.Schedule(w.Context(), w.c, w.p, 10)
+			return err
+		}
+	}},
+	{"sweep suspended jobs", false, func(w *world) act {
+		w.suspended("g", 2)
+		w.cancel("g")
+		require.NoError(w, w.sweeping("g")())
+		require.NoError(w, w.sweeping("g")())
+		return w.sweeping("g")
+	}},
+	{"pause a group", false, func(w *world) act {
+		w.backlog("g", "T", 2)
+		return w.pausing(ledger.Pause, ledger.PauseGroup, "g")
+	}},
+	{"pause a tenant", false, func(w *world) act {
+		w.backlog("acme", "T", 2)
+		w.set("acme", weight(3))
+		return w.pausing(ledger.Pause, ledger.PauseTenant, "acme")
+	}},
+	{"pause a type", false, func(w *world) act { return w.pausing(ledger.Pause, ledger.PauseType, "T") }},
+	{"resume a group", false, func(w *world) act {
+		w.suspended("g", 2)
+		w.append("g", 1)
+		return w.pausing(ledger.Resume, ledger.PauseGroup, "g")
+	}},
+	{"resume a tenant", false, func(w *world) act {
+		w.byPriority(1)
+		w.suspended("g", 2)
+		w.pause(ledger.PauseTenant, "acme")
+		w.create("h", "acme", "T")
+		w.append("h", 1)
+		w.admit("T", 10, noLimit) // the tenant leaves the lane
+		return w.pausing(ledger.Resume, ledger.PauseTenant, "acme")
+	}},
+	{"resume a type", false, func(w *world) act {
+		w.suspended("g", 2)
+		w.pause(ledger.PauseType, "T")
+		return w.pausing(ledger.Resume, ledger.PauseType, "T")
+	}},
+	{"setting", true, func(w *world) act {
+		w.byPriority(1)
+		w.spent("acme")
+		w.admit("T", 1, limit(20)) // it is rate-limited
+		return func() error {
+			rps, weight, base := 1.5, 0.5, int64(1e15)
+			return ledger.SetTenant(w.Context(), w.c, w.p, "acme", ledger.TenantSettings{RPS: &rps, Weight: &weight, BasePriority: &base})
+		}
+	}},
+	{"setting, of one of them", true, func(w *world) act {
+		w.byPriority(1)
+		w.spent("acme")
+		return func() error {
+			return ledger.ChangeTenant(w.Context(), w.c, w.p, "acme", api.TenantPatch{Weight: api.SetTo(0.5)})
+		}
+	}},
+	{"policy, to priority", true, func(w *world) act {
+		w.backlog("a", "T", 2)
+		return w.choosing(10_000)
+	}},
+	{"policy, to fair turns", false, func(w *world) act {
+		w.byPriority(1)
+		w.backlog("a", "T", 2)
+		return func() error { return ledger.SetPolicy(w.Context(), w.c, w.p, nil) }
+	}},
+	{"quota", false, func(w *world) act { return w.dividing(ledger.LimiterFixed, 20) }},
+	{"quota of the token limiter", false, func(w *world) act { return w.dividing(ledger.LimiterToken, 5) }},
+	{"lead the division", false, func(w *world) act {
+		return func() error {
+			_, err := ledger.LeadRebalancing(w.Context(), w.c, w.p, "f1", time.Minute)
+			return err
+		}
+	}},
+}
+
+// readOnlyScenes are scenes of the scripts limit_state and tenant_state, which write nothing in
+// them.
+var readOnlyScenes = []scene{
+	{"limit_state", false, func(w *world) act {
+		w.backlog("acme", "T", 1)
+		return func() error {
+			_, err := ledger.PermitsUsed(w.Context(), w.c, w.p, limit(5))
+			return err
+		}
+	}},
+	{"tenant_state", false, func(w *world) act {
+		w.backlog("acme", "T", 1)
+		return func() error {
+			_, err := ledger.Tenant(w.Context(), w.c, w.p, "acme", limit(5))
+			return err
+		}
+	}},
+}
+
+// byPriority makes groups be chosen by the priority formula, with this ALPHA.
+func (w *world) byPriority(alpha float64) {
+	w.Helper()
+	require.NoError(w, ledger.SetPolicy(w.Context(), w.c, w.p, &alpha))
+}
+
+// suspended creates a paused group of tenant acme with n suspended jobs of type T.
+func (w *world) suspended(group string, n int) {
+	w.Helper()
+	w.nonReady(group, n)
+	w.pause(ledger.PauseGroup, group)
+	w.eventually(func() bool {
+		w.promote(noLimit, "T")
+		return w.c.ZCard(w.Context(), w.p.SuspendedOf("acme")).Val() == int64(n)
+	})
+}
+
+// switching is the type of the functions ledger.Pause and ledger.Resume.
+type switching func(context.Context, redis.Cmdable, keyspace.Partition, ledger.Pausable, string) error
+
+func (w *world) pausing(how switching, what ledger.Pausable, id string) act {
+	return func() error { return how(w.Context(), w.c, w.p, what, id) }
+}
+
+func (w *world) choosing(alpha float64) act {
+	return func() error { return ledger.SetPolicy(w.Context(), w.c, w.p, &alpha) }
+}
+
+// dividing returns a call that sets the partition's quota to `to`. The global limit is 40 permits
+// an hour, and the partition's quota before the call is 10.
+func (w *world) dividing(limiter string, to int64) act {
+	l := within(limiter, time.Hour, 40)
+	l.Part, l.Tag = 10, "40/4"
+	return func() error {
+		_, err := ledger.SetQuota(w.Context(), w.c, w.p, 1, l, to, ledger.Increase{})
+		return err
+	}
 }

@@ -20,15 +20,15 @@ import (
 // a script can then pass on without a copy.
 //
 // The payload is JSON. It is empty when the payload is stored in the group's payloads, because
-// it is large. A job that has a key has it behind the payload, between two key marks (the byte
-// 31):
+// it is large. A job that has a key has it behind the payload, between two marks (the byte 31):
 //
 //	queued = ordinal|accepted_ms|trace|payload^_key^_
 //
-// JSON text contains no such byte, so the last byte of a blob says whether there is a key: a job
-// without a key costs one comparison and no byte. A key contains no control character and no
-// newline. Scripts pass the key on as a part of the payload; only what shows a payload to others
-// divides them (payload_and_key in lua/parts/blob.lua).
+// JSON text contains no such byte, so the last byte of a blob says whether something follows the
+// payload: a job without a key costs one comparison and no byte. A key contains no control
+// character and no newline. Another field of a job has its place, with a mark behind it, after the
+// key: scripts pass on what follows the payload as it is, and only what shows a payload to others
+// divides it (payload_and_key in lua/parts/blob.lua).
 type Job struct {
 	Group, Type                string
 	Attempt                    int
@@ -49,8 +49,8 @@ const blobFields = 15
 // BlobField is the field name of a ready entry that holds the whole moving blob as its value.
 const BlobField = "j"
 
-// keyMark is the byte before and after a job's key.
-const keyMark = '\x1f'
+// fieldMark is the byte that ends the payload and each field behind it.
+const fieldMark = '\x1f'
 
 // Reason says why a job is non-ready. It is 0 for a job in a ready stream, and for a job that a
 // worker released.
@@ -185,7 +185,7 @@ func millis(s string) time.Duration {
 
 // Key returns the job's key, "" when it has none.
 func (j *Job) Key() string {
-	if n := len(j.Queued); n == 0 || j.Queued[n-1] != keyMark {
+	if n := len(j.Queued); n == 0 || j.Queued[n-1] != fieldMark {
 		return "" // most jobs have no key
 	}
 	_, key := cutKey(j.end())
@@ -209,27 +209,27 @@ func (j *Job) QueuedWithTrace(trace string) string {
 	return j.Queued[:len(j.Queued)-len(end)-1-len(j.Trace)] + trace + "|" + end
 }
 
-// cutKey divides a payload and the key behind it.
+// cutKey returns the payload and the key behind it.
 func cutKey(text string) (payload, key string) {
-	n := len(text)
-	if n == 0 || text[n-1] != keyMark {
+	if n := len(text); n == 0 || text[n-1] != fieldMark {
 		return text, ""
 	}
-	at := strings.LastIndexByte(text[:n-1], keyMark)
-	if at < 0 || at == n-2 { // an empty key is none
-		return text, ""
-	}
-	return text[:at], text[at+1 : n-1]
+	payload, fields, _ := strings.Cut(text, string(fieldMark))
+	key, _, _ = strings.Cut(fields, string(fieldMark))
+	return payload, key
 }
 
-// appendKey appends a job's key, between two key marks, to a blob; nothing if the key is empty.
-func appendKey(to []byte, key string) []byte {
-	if key == "" {
+// appendFields appends the fields that follow a job's payload in its blob.
+func appendFields(to []byte, job *NewJob) []byte {
+	if job.Key == "" {
 		return to
 	}
-	to = append(append(to, keyMark), key...)
-	return append(to, keyMark)
+	to = append(append(to, fieldMark), job.Key...)
+	return append(to, fieldMark)
 }
+
+// queuedSize is about the size of a job's queued blob.
+func queuedSize(job *NewJob) int { return 32 + len(job.TraceParent) + len(job.Payload) + len(job.Key) }
 
 // composer is what its method append needs to compose the queued blobs of jobs that all get the
 // same acceptance time.
@@ -241,8 +241,8 @@ func newComposer(now time.Time) composer {
 
 func (c composer) append(to []byte, ordinal int64, job *NewJob) []byte {
 	to = append(strconv.AppendInt(to, ordinal, 10), c.accepted...)
-	to = append(append(to, job.Trace...), '|')
-	return appendKey(append(to, job.Payload...), job.Key)
+	to = append(append(to, job.TraceParent...), '|')
+	return appendFields(append(to, job.Payload...), job)
 }
 
 // cutter is a blob whose fields its methods read one by one from the front; bad says that a field

@@ -2,8 +2,11 @@ package ledger_test
 
 import (
 	"io/fs"
+	"maps"
 	"os"
+	"path"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -11,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
@@ -97,4 +101,98 @@ func TestLayoutListsEveryField(t *testing.T) {
 			require.True(t, stem == "" || slices.Contains(here, stem) || strings.Contains(scripts, "'"+stem), "no script names the field %s of %s", field, hash)
 		}
 	}
+}
+
+// TestKeysAgreeWithKeyspace: the keys that the scripts of jobs build by concatenation are the keys that package
+// keyspace names for jobs, no more and, but for those in outside, no less.
+func TestKeysAgreeWithKeyspace(t *testing.T) {
+	t.Parallel()
+	space, err := keyspace.New("", 1)
+	require.NoError(t, err)
+	named := patternsOf(space.Partition(0))
+	outside := map[string]string{
+		"owner:*":   "it lies in another partition, the one of the group's id",
+		"rebalance": "lead is told whether it is this one or watch",
+		"waited":    "it is written for WAIT alone",
+		"top":       "the watcher replaces it as a whole",
+		"audit":     "the watcher replaces it as a whole",
+	}
+	ofOthers := []string{"activity", "auth", "guard", "room", "guard.lua", "quick.lua", "quick_permit.lua", "room.lua"}
+	stems := map[string]string{"over:*": "admit puts the lane behind it"}
+
+	files, err := filepath.Glob("../../../lua/*/*.lua")
+	require.NoError(t, err)
+	comment := regexp.MustCompile(`(?m)(^| )--.*$`)
+	used := map[string]bool{}
+	for _, file := range files {
+		if slices.Contains(ofOthers, path.Base(path.Dir(file))) || slices.Contains(ofOthers, path.Base(file)) {
+			continue
+		}
+		source, err := os.ReadFile(file)
+		require.NoError(t, err)
+		for _, key := range keysIn(comment.ReplaceAllString(string(source), "")) {
+			if stems[key] != "" {
+				key += ":*"
+			}
+			i := slices.IndexFunc(named, func(pattern string) bool { return matches(pattern, key) })
+			require.GreaterOrEqual(t, i, 0, "%s builds %q, which keyspace does not know", file, key)
+			used[named[i]] = true
+		}
+	}
+	for pattern := range outside {
+		used[pattern] = true
+	}
+	require.ElementsMatch(t, named, slices.Collect(maps.Keys(used)))
+}
+
+// patternsOf returns the patterns of all keys that keyspace.Partition names, except those of the
+// waiting room, with * for each id. It calls the methods by reflection.
+func patternsOf(p keyspace.Partition) []string {
+	var all []string
+	v, room := reflect.ValueOf(p), reflect.TypeFor[keyspace.RoomKeys]() // of package waitingroom
+	for i := range v.NumMethod() {
+		method := v.Method(i).Type()
+		if method.NumOut() != 1 || method.Out(0).Kind() != reflect.String || v.Type().Method(i).Name == "Base" {
+			continue
+		}
+		if _, is := room.MethodByName(v.Type().Method(i).Name); is {
+			continue
+		}
+		args := make([]reflect.Value, method.NumIn())
+		for j := range args {
+			args[j] = reflect.ValueOf("*")
+		}
+		all = append(all, strings.TrimPrefix(v.Method(i).Call(args)[0].String(), p.Base()))
+	}
+	return all
+}
+
+// keysIn returns the keys that a script's source builds by concatenations that begin with B, the
+// base: a literal stands for itself, anything else for *.
+func keysIn(code string) []string {
+	part := regexp.MustCompile(`^ \.\. (?:'([^']*)'|[a-z_]+(?:\.[a-z]+|\[\w+\]|\([^()]*\))*)`)
+	var keys []string
+	for _, at := range regexp.MustCompile(`\bB \.\. '`).FindAllStringIndex(code, -1) {
+		key := ""
+		for rest := code[at[0]+1:]; ; {
+			found := part.FindStringSubmatch(rest)
+			if found == nil {
+				break
+			}
+			if strings.Contains(found[0], "'") {
+				key += found[1]
+			} else {
+				key += "*"
+			}
+			rest = rest[len(found[0]):]
+		}
+		keys = append(keys, key)
+	}
+	return keys
+}
+
+// matches says whether a key matches a pattern, in which * stands for one id.
+func matches(pattern, key string) bool {
+	want, got := strings.Split(pattern, ":"), strings.Split(key, ":")
+	return len(want) == len(got) && slices.EqualFunc(want, got, func(w, g string) bool { return w == "*" || w == g })
 }

@@ -3,10 +3,7 @@ package ledger_test
 import (
 	"fmt"
 	"maps"
-	"path/filepath"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -19,12 +16,6 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// On a real Redis TestModel calls rapid's check `hundreds` times, divided among `callers`
-// goroutines; with -short each goroutine calls it once. A call tries 100 random sequences, or the
-// number given by -rapid.checks. All runs of the tests try the same sequences; `make soak` tries
-// others.
-const callers, hundreds = 8, 40
-
 // TestModel runs random sequences of transitions, many of them repeated or late, and compares each
 // reply and each change with a reference in memory. Every few steps all redundant data must agree,
 // and every job must be at exactly one location. In the end every job and group must end, with each
@@ -32,70 +23,48 @@ const callers, hundreds = 8, 40
 func TestModel(t *testing.T) {
 	t.Run("redis", func(t *testing.T) {
 		t.Parallel()
-		socket := filepath.Join(t.TempDir(), "s")
-		redistest.Server(t, redistest.Args("--unixsocket", socket)) // half the CPU time of TCP
-		var next atomic.Int64
-		var wg sync.WaitGroup
-		for i := range callers {
-			wg.Go(func() {
-				c := client(t, fmt.Sprintf("unix://%s?db=%d", socket, i))
-				for round := next.Add(1) - 1; round < hundreds && !t.Failed(); round = next.Add(1) - 1 {
-					checkModel(t, c, int(round))
-					if testing.Short() {
-						return
-					}
-				}
-			})
-		}
-		wg.Wait()
+		rapidtest.OnRedis(t, 40, func(o *redis.Options) *redis.Client { return clientOf(t, o) }, checkModel)
 	})
 	t.Run("miniredis", func(t *testing.T) {
 		t.Parallel()
 		_, url := redistest.Mini(t)
-		checkModel(t, client(t, url), 0)
+		c := client(t, url)
+		rapidtest.CheckFew(t, func(rt *rapid.T) { checkModel(rt, c) })
 	})
 }
 
-// quick is rapid's T without Helper, which only costs time: rapid itself shows where a check has
-// failed.
-type quick struct{ *rapid.T }
-
-func (quick) Helper() {}
-
-func checkModel(t *testing.T, c *redis.Client, round int) {
-	rapidtest.Check(t, round, func(rt *rapid.T) {
-		require.NoError(rt, c.FlushDB(rt.Context()).Err())
-		m := &model{
-			world: newWorld(quick{rt}, c, "t:"), rt: rt, reading: map[string]bool{}, lanes: map[string]string{}, requests: map[string]ledger.AppendArgs{},
-			reference: reference{groups: map[string]*book{}, paused: map[string]bool{}, unacked: map[string]map[string]taken{"T": {}, "U": {}}, stale: map[string]int64{}, lost: map[string]int64{}},
+func checkModel(rt *rapid.T, c *redis.Client) {
+	require.NoError(rt, c.FlushDB(rt.Context()).Err())
+	m := &model{
+		world: newWorld(rapidtest.Quick{T: rt}, c, "t:"), rt: rt, reading: map[string]bool{}, lanes: map[string]string{}, requests: map[string]ledger.AppendArgs{},
+		reference: reference{groups: map[string]*book{}, paused: map[string]bool{}, unacked: map[string]map[string]taken{"T": {}, "U": {}}, stale: map[string]int64{}, lost: map[string]int64{}},
+	}
+	if rapid.Bool().Draw(rt, "by priority") {
+		m.byPriority(10_000)
+	}
+	m.fencing = m.fence()
+	for g, tenant := range map[string]string{"a": "x", "b": "x", "c": "y"} {
+		m.reference.groups[g] = &book{tenant: tenant, status: "CREATED", round: 1}
+	}
+	for _, g := range groups {
+		lane := rapid.SampledFrom([]string{"high", "normal", "low"}).Draw(rt, "lane")
+		m.lanes[g] = lane
+		if rapid.Bool().Draw(rt, "held") {
+			m.create(g, m.tenantOf(g), "T", "lane", lane, "run_at", inAnHour())
+		} else {
+			m.create(g, m.tenantOf(g), "T", "lane", lane)
 		}
-		if rapid.Bool().Draw(rt, "by priority") {
-			m.byPriority(10_000)
+	}
+	for range 2 {
+		m.actAppend()
+	}
+	for i, name := range rapid.SliceOfN(rapid.SampledFrom(slices.Sorted(maps.Keys(acts))), 8, 22).Draw(rt, "acts") {
+		acts[name](m)
+		if i%8 == 7 { // a wrong state stays wrong, so it is enough to check sometimes
+			m.check()
 		}
-		m.fencing = m.fence()
-		for g, tenant := range map[string]string{"a": "x", "b": "x", "c": "y"} {
-			m.reference.groups[g] = &book{tenant: tenant, status: "CREATED", round: 1}
-		}
-		for _, g := range groups {
-			lane := rapid.SampledFrom([]string{"high", "normal", "low"}).Draw(rt, "lane")
-			m.lanes[g] = lane
-			if rapid.Bool().Draw(rt, "held") {
-				m.create(g, m.tenantOf(g), "T", "lane", lane, "run_at", inAnHour())
-			} else {
-				m.create(g, m.tenantOf(g), "T", "lane", lane)
-			}
-		}
-		for range 2 {
-			m.actAppend()
-		}
-		for i, name := range rapid.SliceOfN(rapid.SampledFrom(slices.Sorted(maps.Keys(acts))), 8, 22).Draw(rt, "acts") {
-			acts[name](m)
-			if i%8 == 7 { // a wrong state stays wrong, so it is enough to check sometimes
-				m.check()
-			}
-		}
-		m.finish()
-	})
+	}
+	m.finish()
 }
 
 // acts are the steps that TestModel draws from, by name. actWork has two names, so that it is drawn
@@ -182,7 +151,7 @@ func (m *model) actAppend() {
 			j.Payload = large
 		}
 		if m.chance("later") {
-			j.RunAt, is.letter = time.Now().Add(2*time.Hour), ledger.NonReady
+			j.RunAt, is.letter = new(time.Now().Add(2*time.Hour)), ledger.NonReady
 		}
 		a.Jobs, added = append(a.Jobs, j), append(added, is)
 	}

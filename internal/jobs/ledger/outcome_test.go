@@ -21,7 +21,7 @@ func TestOutcomeDone(t *testing.T) {
 		w.append("g", 2)
 		w.create("h", "beta", "T")
 		trace := "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-		w.appendJobs(ledger.AppendArgs{Group: "h", Jobs: []ledger.NewJob{{Payload: []byte("1"), Trace: trace}, {Payload: large}}})
+		w.appendJobs(ledger.AppendArgs{Group: "h", Jobs: []ledger.NewJob{{Payload: []byte("1"), TraceParent: trace}, {Payload: large}}})
 		run := w.begin("T", "c", 4)
 		require.Equal(w, ledger.OutcomeReply{Owned: 4}, w.outcome("T", done(run...)))
 		for _, g := range []string{"g", "h"} {
@@ -253,35 +253,6 @@ func TestOutcomeFailed(t *testing.T) {
 			require.NoError(w, parsed)
 			require.Equal(w, []any{"g", "T", int64(i), "0|0|0"}, []any{d.Group, d.Type, d.Ordinal, d.Waits})
 		}
-	})
-}
-
-// TestOutcomeMixed: one batch has done, retried, throttled, failed and released jobs of three
-// groups. Some of the outcomes are stale, among them all of a cancelled group.
-func TestOutcomeMixed(t *testing.T) {
-	both(t, func(w *world) {
-		for _, g := range []string{"a", "b", "c"} {
-			w.create(g, "t"+g, "T")
-			w.append(g, 8)
-		}
-		run := w.begin("T", "c", 24)
-		slices.SortFunc(run, byJob)
-		w.cancel("c")
-		w.outcome("T", done(run[0]))
-		batch := done(run[0], run[1], run[2], run[8], run[16])
-		for g := range 3 {
-			at := 8*g + 3
-			for i, kind := range []ledger.OutcomeKind{ledger.OutcomeRetry, ledger.OutcomeThrottled, ledger.OutcomeFailed, ledger.OutcomeReleased} {
-				batch[g].Others = append(batch[g].Others, other(kind, run[at+i], time.Minute)[0].Others...)
-			}
-		}
-		batch[0].Others = append(batch[0].Others, batch[0].Others[3]) // the same outcome twice
-		require.Equal(w, ledger.OutcomeReply{Owned: 2 + 1 + 4 + 4, Stale: 1 + 1 + 4 + 1, Failed: 2}, w.outcome("T", batch))
-		require.Equal(w, "DDDNNFNI", w.states("a"))
-		require.Equal(w, "DIINNFNI", w.states("b"))
-		require.Equal(w, map[string]int64{"done": 3, "non_ready": 3, "failed": 1, "in_flight": 1}, w.ledger("a"))
-		require.Equal(w, map[string]int64{"done": 1, "non_ready": 3, "failed": 1, "in_flight": 3}, w.ledger("b"))
-		require.Equal(w, map[string]int64{"in_flight": 8}, w.ledger("c"), "until it is swept")
 	})
 }
 

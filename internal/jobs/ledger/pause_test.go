@@ -130,7 +130,7 @@ func TestPauseWhatIsScheduled(t *testing.T) {
 		w.create("g", "acme", "T", "run_at", inAnHour())
 		w.append("g", 2)
 		w.create("h", "acme", "T")
-		w.appendJobs(ledger.AppendArgs{Group: "h", Jobs: []ledger.NewJob{{Payload: []byte("1"), RunAt: time.Now().Add(time.Hour)}}})
+		w.appendJobs(ledger.AppendArgs{Group: "h", Jobs: []ledger.NewJob{{Payload: []byte("1"), RunAt: new(time.Now().Add(time.Hour))}}})
 		w.pause(what, id)
 		if what == ledger.PauseGroup {
 			w.pause(what, "h")

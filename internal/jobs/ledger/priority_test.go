@@ -38,7 +38,7 @@ func TestPriorityIsTheFormula(t *testing.T) {
 	url, prefix := redistest.Shared(t)
 	c := client(t, url)
 	var n atomic.Int64
-	rapidtest.Check(t, 0, func(rt *rapid.T) {
+	rapidtest.CheckFew(t, func(rt *rapid.T) {
 		m := &priorityModel{world: newWorld(rt, c, prefix+fmtInt(n.Add(1))+":"), rt: rt, groups: map[string]*ranked{}, bases: map[string]int64{}}
 		m.alpha = rapid.SampledFrom([]float64{0, 1, 250, 10_000}).Draw(rt, "alpha")
 		late := rapid.Bool().Draw(rt, "switch with a backlog")

@@ -312,7 +312,7 @@ func TestPromoteTellsHowLongJobsHaveWaited(t *testing.T) {
 			{"G", 0, 5 * time.Second},
 		} {
 			w.create(c.reason, "acme", "T")
-			w.appendJobs(ledger.AppendArgs{Group: c.reason, Jobs: []ledger.NewJob{{Payload: []byte("1"), Trace: parent, RunAt: time.Now().Add(time.Hour)}}})
+			w.appendJobs(ledger.AppendArgs{Group: c.reason, Jobs: []ledger.NewJob{{Payload: []byte("1"), TraceParent: parent, RunAt: new(time.Now().Add(time.Hour))}}})
 			blob := w.c.ZRange(w.Context(), w.p.NonReadyOf("acme"), 0, 0).Val()[0]
 			queued := blob[strings.Index(blob, "|S|")+3:]
 			w.c.Del(w.Context(), w.p.NonReadyOf("acme"))

@@ -16,10 +16,12 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
 	"github.com/bulkaction/bulkaction/internal/audit"
+	"github.com/bulkaction/bulkaction/internal/audit/checkers"
 	"github.com/bulkaction/bulkaction/internal/jobs/groups"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/jobs/watcher"
 	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 	"github.com/bulkaction/bulkaction/internal/testkit/tamper"
@@ -335,12 +337,262 @@ func TestFullAuditOfTheWaitingRoom(t *testing.T) {
 	require.NoError(t, w.Conn.Cmd.ZAdd(t.Context(), p.Rooms(), redis.Z{Score: 1e15, Member: "sale"}).Err())
 	require.NoError(t, w.Conn.Cmd.ZAdd(t.Context(), p.RoomSlots("sale"), redis.Z{Score: 1e15, Member: "secret"}).Err())
 	cfg := frequentAudit
-	cfg.Audit.FullInterval = 50 * time.Millisecond
+	cfg.Audit.FullInterval, cfg.Audit.Others = 50*time.Millisecond, checkers.CheckRoomsOf
 	run(w, cfg, "w")
 	w.Await("the violations", func() bool { return len(violations(w)) == 2 })
 	for _, e := range violations(w) {
-		require.Equal(t, audit.LawRoomState, e.Violation.Law)
+		require.Equal(t, waitingroom.LawState, e.Violation.Law)
 		require.Equal(t, p.Index(), e.Violation.Partition)
 		require.NotContains(t, e.Violation.Detail, "secret")
+	}
+}
+
+func auditState(w *stagetest.World) api.AuditState {
+	w.T.Helper()
+	st, err := w.Store.Audit(stagetest.Trusted(w.T))
+	require.NoError(w.T, err)
+	return st
+}
+
+// TestStateOfTheAuditIsStored: groups.Store.Audit, which answers GET /v1/audit, returns the times
+// of the watcher's last audits and the open violations. It returns them also after the watcher has
+// stopped, until an audit no longer finds them.
+func TestStateOfTheAuditIsStored(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	w.Jobs("g", "T", 3)
+	before := auditState(w)
+	require.False(t, before.OK, "no watcher has looked")
+	require.Equal(t, []api.AuditedPartition{{}}, before.Partitions)
+	require.Empty(t, before.Violations)
+
+	began := time.Now().Add(-time.Second)
+	cfg := frequentAudit
+	cfg.Audit.FullInterval = 50 * time.Millisecond
+	stop := run(w, cfg, "w-1")
+	w.Await("both kinds of audit", func() bool {
+		p := auditState(w).Partitions[0]
+		return p.LookedAt != nil && p.DeepAt != nil
+	})
+	sound := auditState(w)
+	require.True(t, sound.OK)
+	require.Equal(t, "w-1", sound.Partitions[0].Leader)
+	require.WithinRange(t, *sound.Partitions[0].LookedAt, began, time.Now())
+	require.WithinRange(t, *sound.Partitions[0].DeepAt, began, time.Now())
+	require.Contains(t, sound.ByLaw, "location")
+
+	tamper.AddToCount(t, w.Conn.Cmd, w.P, "g", ledger.Waiting, 1)
+	w.Await("the violation", func() bool { return len(auditState(w).Violations) > 0 })
+	found := auditState(w)
+	require.False(t, found.OK)
+	require.Equal(t, "g", found.Violations[0].Group)
+	require.Positive(t, found.ByLaw[found.Violations[0].Law])
+
+	stop()
+	stopped := auditState(w)
+	require.Empty(t, stopped.Partitions[0].Leader, "it has given up its lease")
+	require.NotEmpty(t, stopped.Violations)
+	require.False(t, stopped.OK)
+
+	tamper.AddToCount(t, w.Conn.Cmd, w.P, "g", ledger.Waiting, -1)
+	run(w, cfg, "w-2")
+	w.Await("the end of the violation", func() bool { return auditState(w).OK })
+	require.Equal(t, "w-2", auditState(w).Partitions[0].Leader)
+	require.Empty(t, auditState(w).Violations)
+}
+
+// TestStateOutlivesALeader: a new leader, which has made incremental checks and no full audit,
+// shows the violations and the time of the earlier leader's last full audit.
+func TestStateOutlivesALeader(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	cfg := frequentAudit
+	cfg.Audit.FullInterval = 50 * time.Millisecond
+	w.Jobs("g", "T", 3)
+	tamper.SetWaiting(t, w.Conn.Cmd, w.P, "T", 7)
+	stop := run(w, cfg, "w-1")
+	w.Await("the violation", func() bool { return len(auditState(w).Violations) > 0 })
+	stop()
+	first := auditState(w)
+
+	cfg.Audit.FullInterval = time.Hour
+	run(w, cfg, "w-2")
+	w.Await("a check of the new leader", func() bool {
+		now := auditState(w).Partitions[0]
+		return now.Leader == "w-2" && now.LookedAt.After(*first.Partitions[0].LookedAt)
+	})
+	second := auditState(w)
+	require.Equal(t, first.Violations, second.Violations)
+	require.Equal(t, first.ByLaw, second.ByLaw)
+	require.Equal(t, first.Partitions[0].DeepAt, second.Partitions[0].DeepAt)
+}
+
+// TestUnreadableState: a stored state of the audit that can't be read does not stop the audit,
+// which replaces it.
+func TestUnreadableState(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	require.NoError(t, w.Conn.Cmd.SAdd(t.Context(), w.P.Audit(), "a").Err())
+	_, err := w.Store.Audit(stagetest.Trusted(t))
+	require.Error(t, err)
+	run(w, frequentAudit, "w-1")
+	w.Await("the next check", func() bool {
+		st, err := w.Store.Audit(stagetest.Trusted(t))
+		return err == nil && st.OK
+	})
+}
+
+func TestStateOfTheAuditIsForTheSystem(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	for _, p := range []auth.Principal{{}, {Role: auth.Producer, Tenant: "a"}, {Role: auth.Reader, Tenant: "a"}, {Role: auth.Metrics}} {
+		_, err := w.Store.Audit(auth.With(t.Context(), p))
+		require.ErrorIs(t, err, api.ErrNotAllowed)
+	}
+	_, err := w.Store.Audit(t.Context())
+	require.Error(t, err)
+}
+
+// TestBusiestTenantsAreFound: the watcher stores the only tenant that has jobs, with its 3
+// unfinished ones.
+func TestBusiestTenantsAreFound(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	w.Jobs("g", "T", 3)
+	run(w, watcher.Config{}, "w-1")
+	w.Await("the busiest tenants", func() bool {
+		l, err := w.Store.BusiestTenants(stagetest.Trusted(t), 10)
+		return err == nil && len(l.Tenants) == 1 && l.Tenants[0].ID == "acme" && l.Tenants[0].Unfinished == 3
+	})
+}
+
+// TestHistoryIsRecorded: two watchers run. The history gets samples, of which no two are in the
+// same period of 10 s, and the first has the 3 waiting jobs.
+func TestHistoryIsRecorded(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	w.Jobs("g", "T", 3)
+	run(w, watcher.Config{}, "w-1")
+	run(w, watcher.Config{}, "w-2")
+	samples := func() []ledger.Sample {
+		all, err := ledger.Samples(t.Context(), w.Conn.Cmd, w.Space, 10)
+		require.NoError(t, err)
+		return all
+	}
+	w.Await("two samples", func() bool { return len(samples()) >= 2 })
+	all := samples()
+	require.EqualValues(t, 3, all[0].Accepted)
+	require.EqualValues(t, 3, all[0].Waiting)
+	require.EqualValues(t, 1, all[0].ActiveTenants)
+	for i := range all[1:] {
+		require.NotEqual(t, all[i].At.Truncate(ledger.SampleSlot), all[i+1].At.Truncate(ledger.SampleSlot))
+	}
+}
+
+// end creates n groups of one job each, ends their jobs and moves the groups to a final status. The
+// first group's job has failed.
+func end(w *stagetest.World, n int) {
+	w.T.Helper()
+	for i := range n {
+		w.Jobs(fmt.Sprint("g", i), "T", 1)
+	}
+	w.Admit("T")
+	jobs := w.Take("T", "c", n)
+	w.Fail("BOOM", jobs[0])
+	for _, j := range jobs[1:] {
+		w.Done("null", j)
+	}
+	w.Reduce()
+	ctx := context.WithoutCancel(w.T.Context())
+	fence, err := ledger.Lead(ctx, w.Conn.Cmd, w.P, "test", time.Minute)
+	require.NoError(w.T, err)
+	for i := range n {
+		_, err := ledger.Advance(ctx, w.Conn.Cmd, w.P, fmt.Sprint("g", i), fence)
+		require.NoError(w.T, err)
+	}
+	_, err = ledger.Lead(ctx, w.Conn.Cmd, w.P, "test", 0)
+	require.NoError(w.T, err)
+}
+
+func TestExpiresGroups(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	ctx := t.Context()
+	const n = 110 // more than one batch
+	end(w, n)
+	w.Jobs("open", "T", 1)
+	<-time.After(20 * time.Millisecond)
+	run(w, watcher.Config{Retention: watcher.Retention{Groups: 10 * time.Millisecond, DeadLetters: 10 * time.Millisecond, MessageIDs: time.Nanosecond}}, "w")
+	w.Await("the end of the expired groups", func() bool { return w.Conn.Cmd.ZCard(ctx, w.P.Groups()).Val() == 1 })
+	w.Await("the open group's events", func() bool { return len(ids(w, "open")) == 2 })
+	require.Equal(t, api.Counts{Accepted: 1, Waiting: 1}, w.Counts("open"))
+	for i := range n {
+		_, err := w.Store.Group(auth.Trust(ctx), fmt.Sprint("g", i))
+		require.ErrorIs(t, err, api.ErrNotFound)
+	}
+	// No key of the expired groups is left.
+	var keys []string
+	w.Await("the end of their keys", func() bool {
+		all, err := w.Conn.Cmd.Keys(ctx, w.P.Base()+"*").Result()
+		require.NoError(t, err)
+		keys = keys[:0]
+		for _, k := range all {
+			if name := k[strings.LastIndexByte(k, ':')+1:]; strings.HasPrefix(name, "g") && strings.Trim(name[1:], "0123456789") == "" {
+				keys = append(keys, k)
+			}
+		}
+		return len(keys) == 0
+	})
+	// The id can be used again.
+	w.Jobs("g0", "T", 2)
+	require.Equal(t, api.Counts{Accepted: 2, Waiting: 2}, w.Counts("g0"))
+}
+
+func TestExpiresResultsBeforeGroups(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	ctx := t.Context()
+	const n = 130
+	end(w, n)
+	<-time.After(20 * time.Millisecond)
+	run(w, watcher.Config{Retention: watcher.Retention{Groups: time.Hour, Results: 10 * time.Millisecond}}, "w")
+	w.Await("the end of the results", func() bool {
+		for i := range n {
+			if w.Conn.Cmd.Exists(ctx, w.P.Results(fmt.Sprint("g", i))).Val() > 0 {
+				return false
+			}
+		}
+		return true
+	})
+	require.Equal(t, api.Counts{Accepted: 1, Done: 1}, w.Counts("g7"))
+	require.EqualValues(t, n, w.Conn.Cmd.ZCard(ctx, w.P.Ended()).Val())
+}
+
+func TestTrimsWhatIsPastItsRetention(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		ctx := context.WithoutCancel(w.T.Context())
+		long := time.Now().Add(-time.Hour)
+		for _, stream := range []string{w.P.DeadLetters(), w.Space.Events(), w.Space.Rejected()} {
+			for _, at := range []time.Time{long, time.Now()} {
+				require.NoError(w.T, w.Conn.Cmd.XAdd(ctx, &redis.XAddArgs{Stream: stream, ID: stagetest.EntryID(at), Values: []string{"type", "x", "data", `{"group":{}}`, "id", ""}}).Err())
+			}
+		}
+		require.NoError(w.T, w.Conn.Cmd.ZAdd(ctx, w.P.Messages(),
+			redis.Z{Score: float64(long.UnixMilli()), Member: "old"}, redis.Z{Score: float64(time.Now().UnixMilli()), Member: "new"}).Err())
+		run(w, watcher.Config{Retention: watcher.Retention{MessageIDs: time.Minute, DeadLetters: time.Minute, Events: time.Minute}}, "w")
+		for _, stream := range []string{w.P.DeadLetters(), w.Space.Events(), w.Space.Rejected()} {
+			w.Await("the trimming of "+stream, func() bool { return w.Conn.Cmd.XLen(ctx, stream).Val() == 1 })
+		}
+		require.Equal(w.T, []string{"new"}, w.Conn.Cmd.ZRange(ctx, w.P.Messages(), 0, -1).Val())
+	})
+}
+
+func TestWritesTheNumberOfPartitionsAgain(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	run(w, watcher.Config{NoProcessorTimeout: 10 * time.Millisecond}, "w")
+	for range 2 {
+		w.Await("the number of partitions", func() bool { return w.Conn.Cmd.Get(t.Context(), w.Space.PartitionCount()).Val() == "1" })
+		require.NoError(t, w.Conn.Cmd.Del(t.Context(), w.Space.PartitionCount()).Err())
 	}
 }

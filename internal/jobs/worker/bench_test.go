@@ -74,7 +74,7 @@ func BenchmarkBatch(b *testing.B) {
 	w, err := New(stage.Process{ID: "w", Space: space, Tel: telemetry.Nop()}, Config{Count: 10, JobTimeout: 1e9}, noop.Processor{})
 	require.NoError(b, err)
 	w.slots.start(func(sl *slot) { w.serve(b.Context(), sl) })
-	p := w.feeds[0]
+	f := w.feeds[0]
 	entries := make([]stream.Entry, maxBatch)
 	for i := range entries {
 		blob := fmt.Sprintf(`g%d|NOOP|1|0|0|0|70|8|0|1700000000123||%d|1700000000000||{}`, i%10, i/10)
@@ -82,20 +82,20 @@ func BenchmarkBatch(b *testing.B) {
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		tasks, _ := p.parseEntries(b.Context(), noop.Type, entries)
-		p.held.reserve(len(tasks))
+		tasks, _ := f.parseEntries(b.Context(), noop.Type, entries)
+		w.held.move(0, stateRead, tasks...)
 		for _, t := range tasks {
 			t.inFlight, t.loadedPayload, t.terms.JobTimeout = true, t.Payload, time.Minute
 		}
-		p.held.track(tasks...)
-		p.slots.add(tasks)
-		for !p.reports.hasAtLeast(len(tasks)) {
-			<-p.reports.wake
+		w.held.track(tasks...)
+		w.slots.add(tasks)
+		for !f.reports.hasAtLeast(len(tasks)) {
+			<-f.reports.wake
 		}
-		batch := p.reports.take(maxBatch, maxBatchBytes)
-		p.recordMetrics(batch)
-		groups := p.groupOutcomes(batch)
-		p.held.remove(batch)
+		batch := f.reports.take(maxBatch, maxBatchBytes)
+		f.recordMetrics(batch)
+		groups := f.groupOutcomes(batch)
+		w.held.remove(batch)
 		require.Empty(b, groups[0].Others)
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*maxBatch), "ns/job")

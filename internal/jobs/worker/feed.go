@@ -37,13 +37,13 @@ const prefetchFor = 3 * time.Millisecond
 // process then holds no more jobs than it has slots.
 const unreported = 2
 
-// partitionFeed reads the ready streams of one partition, starts their jobs, and reports the
-// outcomes of these jobs.
-type partitionFeed struct {
-	*Worker
-	partition keyspace.Partition // the partition whose ready streams are read
+// feed reads the ready streams of one partition, starts their jobs, and reports the outcomes of
+// these jobs.
+type feed struct {
+	w         *Worker
+	partition keyspace.Partition
 	reader    *stream.Reader
-	reports   *reportQueue // outcomes of this partition's jobs
+	reports   *reportQueue
 }
 
 // freeCapacity returns how many more jobs this process may read; n ≤ 0: none. There are two bounds:
@@ -65,7 +65,7 @@ func (w *Worker) freeCapacity() (n, resumeAt int) {
 		bound := maxPrefetch * min(len(w.feeds), maxPrefetchPartitions)
 		prefetch = min(bound, int(int64(size)*int64(prefetchFor)/int64(w.expectedRunTime())))
 	}
-	unfinished, held := int(w.held.unfinished.Load()), w.held.active()
+	unfinished, held := w.held.unfinished.value(), w.held.active.value()
 	if resumeAt = size + prefetch - max(1, prefetch/2); unfinished > resumeAt {
 		return 0, resumeAt
 	}
@@ -75,18 +75,18 @@ func (w *Worker) freeCapacity() (n, resumeAt int) {
 // step reads one batch of entries of the types that are not gated, and starts their jobs; see
 // gatedFeed for the gated types. While the process has no free capacity, it reads nothing and waits
 // until there may be some, or until ctx ends. It always returns 0 as the time to wait.
-func (p *partitionFeed) step(ctx context.Context) (time.Duration, error) {
-	changed := p.held.nextChange()
-	capacity, resumeAt := p.freeCapacity()
+func (f *feed) step(ctx context.Context) (time.Duration, error) {
+	changed := f.w.held.nextChange()
+	capacity, resumeAt := f.w.freeCapacity()
 	if capacity <= 0 {
-		p.held.setResumeAt(resumeAt)
+		f.w.held.setResumeAt(resumeAt)
 		select {
 		case <-changed:
 		case <-ctx.Done():
 		}
 		return 0, nil
 	}
-	return 0, p.readEntries(ctx, p.ungated, capacity, p.startEntries)
+	return 0, f.readEntries(ctx, f.w.ungated, capacity, f.startEntries)
 }
 
 // readEntries reads entries from the ready streams of types in this partition, and calls use with
@@ -94,23 +94,23 @@ func (p *partitionFeed) step(ctx context.Context) (time.Duration, error) {
 // them. It asks for this partition's part of capacity, at most maxBatch entries, but at least one
 // of each stream. It waits up to Config.Block for the first entry. While suspects limit reads (see
 // withReadLimit), it asks for fewer entries and does not wait.
-func (p *partitionFeed) readEntries(
+func (f *feed) readEntries(
 	ctx context.Context, types []string, capacity int,
 	use func(ctx context.Context, typ string, entries []stream.Entry) (suspects bool),
 ) error {
 	streams := make([]string, len(types))
 	for i, typ := range types {
-		streams[i] = p.partition.Ready(typ)
+		streams[i] = f.partition.Ready(typ)
 	}
 	// Each feed asks for its part of the capacity: the feeds of all partitions read at the same
 	// time, and a feed does not know what the others will find.
-	count := max(1, min(capacity/len(p.feeds), maxBatch)/len(streams))
-	return p.isolation.withReadLimit(func(most int) (suspects bool, err error) {
-		block := p.cfg.Block
+	count := max(1, min(capacity/len(f.w.feeds), maxBatch)/len(streams))
+	return f.w.isolation.withReadLimit(func(most int) (suspects bool, err error) {
+		block := f.w.cfg.Block
 		if most > 0 {
 			count, block = min(count, most), 0
 		}
-		batches, err := p.reader.ReadSmall(ctx, streams, count, block)
+		batches, err := f.reader.ReadSmall(ctx, streams, count, block)
 		if err != nil {
 			return true, err
 		}
@@ -130,19 +130,19 @@ func (p *partitionFeed) readEntries(
 // or whose payload it can't load, and all jobs if ctx has ended; while isolation is busy, it
 // releases all but the suspect that isolation has accepted. If Redis does not accept a release, the
 // entry stays pending until the dispatcher reclaims it.
-func (p *partitionFeed) startEntries(ctx context.Context, typ string, entries []stream.Entry) (suspects bool) {
-	tasks, suspects := p.takeEntries(ctx, typ, entries)
+func (f *feed) startEntries(ctx context.Context, typ string, entries []stream.Entry) (suspects bool) {
+	tasks, suspects := f.takeEntries(ctx, typ, entries)
 	if len(tasks) == 0 {
 		return suspects
 	}
-	started, err := p.startTasks(ctx, typ, tasks)
+	started, err := f.startTasks(ctx, typ, tasks)
 	if err != nil {
-		p.release(tasks...)
+		release(tasks...)
 		return suspects
 	}
-	p.held.track(started...)
-	if p.loadPayloads(ctx, started) != nil || !p.slots.add(started) {
-		p.release(started...)
+	f.w.held.track(started...)
+	if f.loadPayloads(ctx, started) != nil || !f.w.slots.add(started) {
+		release(started...)
 	}
 	return suspects
 }
@@ -151,19 +151,19 @@ func (p *partitionFeed) startEntries(ctx context.Context, typ string, entries []
 // suspects to isolation, and reports whether there were any. If ctx has ended, it releases all
 // tasks and returns none; while isolation is busy, it releases all but the suspect that isolation
 // has accepted.
-func (p *partitionFeed) takeEntries(
+func (f *feed) takeEntries(
 	ctx context.Context, typ string, entries []stream.Entry,
 ) (tasks []*task, suspects bool) {
-	tasks, suspects = p.parseEntries(ctx, typ, entries)
+	tasks, suspects = f.parseEntries(ctx, typ, entries)
 	if len(tasks) == 0 {
 		return nil, suspects
 	}
-	p.held.reserve(len(tasks))
+	f.w.held.move(0, stateRead, tasks...)
 	if ctx.Err() == nil {
-		tasks = p.isolateSuspects(tasks)
+		tasks = f.isolateSuspects(tasks)
 	}
-	if ctx.Err() != nil || p.isolation.busy() {
-		p.release(tasks...)
+	if ctx.Err() != nil || f.w.isolation.busy() {
+		release(tasks...)
 		return nil, suspects
 	}
 	return tasks, suspects
@@ -172,20 +172,20 @@ func (p *partitionFeed) takeEntries(
 // parseEntries returns a task for each entry, once even if entries has it twice, ordered by group
 // and ordinal. It quarantines entries that can't be read or whose type is not typ. The flag
 // suspects says that at least one task is a suspect.
-func (p *partitionFeed) parseEntries(
+func (f *feed) parseEntries(
 	ctx context.Context, typ string, entries []stream.Entry,
 ) (tasks []*task, suspects bool) {
 	tasks = make([]*task, 0, len(entries))
-	proc, gate, parser := p.procs[typ], p.gates[typ], ledger.Parser{}
+	proc, gate, parser := f.w.procs[typ], f.w.gates[typ], ledger.Parser{}
 	for i := range entries {
 		e := &entries[i]
-		t := &task{entryID: e.ID, feed: p, proc: proc, gate: gate}
+		t := &task{entryID: e.ID, feed: f, proc: proc, gate: gate}
 		err := parser.Parse(e.Fields, &t.Job)
 		if err == nil && t.Type != typ {
 			err = fmt.Errorf("its type is %q", t.Type)
 		}
 		if err != nil {
-			p.quarantine(ctx, typ, *e, err)
+			f.quarantine(ctx, typ, *e, err)
 			continue
 		}
 		t.currentAttempt = t.Attempt
@@ -204,15 +204,15 @@ func (p *partitionFeed) parseEntries(
 // isolateSuspects removes the suspects from tasks and returns the rest. It hands each suspect to
 // isolation, where its lease is kept while it waits; it releases the suspects that isolation does
 // not accept now.
-func (p *partitionFeed) isolateSuspects(tasks []*task) []*task {
+func (f *feed) isolateSuspects(tasks []*task) []*task {
 	return slices.DeleteFunc(tasks, func(t *task) bool {
 		if !t.suspect() {
 			return false
 		}
-		p.held.track(t) // before add: once added, the task belongs to isolation
-		if !p.isolation.add(t) {
-			p.held.untrack(t)
-			p.release(t)
+		f.w.held.track(t) // before add: once added, the task belongs to isolation
+		if !f.w.isolation.add(t) {
+			f.w.held.untrack(t)
+			release(t)
 		}
 		return true
 	})
@@ -224,7 +224,7 @@ func (p *partitionFeed) isolateSuspects(tasks []*task) []*task {
 // retryStep does; after an error no task is started here, and the caller releases all of them. If
 // the answer to a call that took effect is lost, the next call gives the jobs a new attempt:
 // currentAttempt is then above the Attempt of the entry.
-func (p *partitionFeed) startTasks(ctx context.Context, typ string, tasks []*task) ([]*task, error) {
+func (f *feed) startTasks(ctx context.Context, typ string, tasks []*task) ([]*task, error) {
 	groups, jobs := make([]ledger.StartGroup, 0, 8), make([]ledger.StartJob, len(tasks))
 	first := 0
 	for i, t := range tasks {
@@ -237,8 +237,8 @@ func (p *partitionFeed) startTasks(ctx context.Context, typ string, tasks []*tas
 		}
 	}
 	var r ledger.StartReply
-	err := p.retryStep(ctx, "start jobs", func(ctx context.Context) (err error) {
-		r, err = ledger.Start(ctx, p.Conn.Cmd, p.partition, typ, groups)
+	err := f.retryStep(ctx, "start jobs", func(ctx context.Context) (err error) {
+		r, err = ledger.Start(ctx, f.w.Conn.Cmd, f.partition, typ, groups)
 		return err
 	})
 	if err != nil {
@@ -246,7 +246,7 @@ func (p *partitionFeed) startTasks(ctx context.Context, typ string, tasks []*tas
 	}
 	now, i := time.Now(), 0
 	started, dropped := make([]*task, 0, len(tasks)), []*task(nil)
-	timeout := p.cfg.timeoutOf(typ)
+	timeout := f.w.cfg.timeoutOf(typ)
 	for g := range groups {
 		r.Groups[g].JobTimeout = cmp.Or(r.Groups[g].JobTimeout, timeout)
 		for range groups[g].Jobs {
@@ -254,10 +254,9 @@ func (p *partitionFeed) startTasks(ctx context.Context, typ string, tasks []*tas
 			t.terms = r.Groups[g]
 			if r.Tokens[i] < 0 {
 				dropped = append(dropped, t)
-				t.leaveQueue()
 				t.returnPass(errNotStarted)
 				if r.Tokens[i] == ledger.TokenCancelled && t.Trace != "" {
-					p.Tel.RecordStep(ctx, p.partition.Ready(typ), telemetry.JobStep{
+					f.w.Tel.RecordStep(ctx, f.partition.Ready(typ), telemetry.JobStep{
 						Name: "cancel", Tenant: t.terms.Tenant, Group: t.Group,
 						Ordinal: t.Ordinal, Attempt: t.Attempt, Trace: t.Trace,
 					})
@@ -271,21 +270,20 @@ func (p *partitionFeed) startTasks(ctx context.Context, typ string, tasks []*tas
 				}
 				started = append(started, t)
 				if t.Attempt == 1 {
-					p.metrics.Started(now.Sub(t.Accepted))
+					f.w.metrics.Started(now.Sub(t.Accepted))
 				}
 			}
 			i++
 		}
 	}
 	if len(dropped) > 0 {
-		p.Tel.Log.Debug("dropped stale entries", "type", typ, "entries", len(dropped))
-		p.held.markFinished(len(dropped))
-		p.held.remove(dropped)
+		f.w.Tel.Log.Debug("dropped stale entries", "type", typ, "entries", len(dropped))
+		f.w.held.remove(dropped)
 	}
-	p.rates.started(now, typ, len(started))
-	if p.cfg.OnStart != nil {
+	f.w.rates.started(now, typ, len(started))
+	if f.w.cfg.OnStart != nil {
 		for _, t := range started {
-			p.cfg.OnStart(r.AtUS, p.partition.Index(), typ, t.terms.Tenant, t.Group, t.Ordinal, t.currentAttempt)
+			f.w.cfg.OnStart(r.AtUS, f.partition.Index(), typ, t.terms.Tenant, t.Group, t.Ordinal, t.currentAttempt)
 		}
 	}
 	return started, nil
@@ -294,7 +292,7 @@ func (p *partitionFeed) startTasks(ctx context.Context, typ string, tasks []*tas
 // loadPayloads sets loadedPayload and separatePayload of each task. It fetches large payloads,
 // which the entries don't contain, from Redis, and repeats that as retryStep does. Without an
 // error, an empty loadedPayload means that the payload is lost.
-func (p *partitionFeed) loadPayloads(ctx context.Context, tasks []*task) error {
+func (f *feed) loadPayloads(ctx context.Context, tasks []*task) error {
 	var large []*task
 	for _, t := range tasks {
 		t.loadedPayload = t.Payload
@@ -310,8 +308,8 @@ func (p *partitionFeed) loadPayloads(ctx context.Context, tasks []*task) error {
 	for i, t := range large {
 		jobs[i] = ledger.JobRef{Group: t.Group, Ordinal: t.Ordinal}
 	}
-	return p.retryStep(ctx, "load payloads", func(ctx context.Context) error {
-		payloads, err := ledger.Payloads(ctx, p.Conn.Cmd, p.partition, jobs)
+	return f.retryStep(ctx, "load payloads", func(ctx context.Context) error {
+		payloads, err := ledger.Payloads(ctx, f.w.Conn.Cmd, f.partition, jobs)
 		for i := range payloads {
 			large[i].loadedPayload = payloads[i] // "" when the payload is lost; callProcessor reports that
 		}
@@ -323,7 +321,7 @@ func (p *partitionFeed) loadPayloads(ctx context.Context, tasks []*task) error {
 // last error when ctx ends. It also returns the error of a fifth failure that is not an outage of
 // Redis, because a further try would fail as well; outages don't count. It logs the first failure
 // only, with the name what.
-func (p *partitionFeed) retryStep(ctx context.Context, what string, step func(context.Context) error) error {
+func (f *feed) retryStep(ctx context.Context, what string, step func(context.Context) error) error {
 	backoff := redisx.Backoff{Min: 20 * time.Millisecond, Max: 2 * time.Second}
 	warned := false
 	for failures := 0; ; {
@@ -338,7 +336,7 @@ func (p *partitionFeed) retryStep(ctx context.Context, what string, step func(co
 		}
 		if !warned {
 			warned = true
-			p.Tel.Log.Warn("redis step failed, trying again", "step", what, "error", err)
+			f.w.Tel.Log.Warn("redis step failed, trying again", "step", what, "error", err)
 		}
 		if redisx.Sleep(ctx, backoff.Next()) != nil {
 			return err
@@ -346,44 +344,34 @@ func (p *partitionFeed) retryStep(ctx context.Context, what string, step func(co
 	}
 }
 
-// release gives back tasks that were read but will not run, or not finish, in this process, so that
-// other processes can run the jobs. It sets their outcome to released and queues its report; it
-// does not wait for Redis. It skips tasks that have an outcome already.
-func (p *partitionFeed) release(tasks ...*task) {
+// release gives back tasks that were read but will not run in this process, so that other processes
+// can run the jobs. It sets their outcome to released and queues its report; it does not wait for
+// Redis. The caller must own the tasks.
+func release(tasks ...*task) {
 	for _, t := range tasks {
-		if t.outcomeSet.CompareAndSwap(false, true) {
-			t.released = true
-			t.leaveQueue()
-			t.returnPass(errNotStarted)
-			p.queueReport(t)
-		}
+		t.releaseFrom(t.currentState())
 	}
 }
 
-// releaseAll releases tasks of any partition.
-func releaseAll(tasks []*task) {
-	for _, t := range tasks {
-		t.feed.release(t)
+// releaseFrom releases the task if it is in the state from; otherwise another goroutine owns it.
+func (t *task) releaseFrom(from state) {
+	if t.feed.w.held.move(from, stateEnded, t) {
+		t.released = true
+		t.returnPass(errNotStarted)
+		t.feed.reports.add(t)
 	}
-}
-
-// queueReport passes a task whose outcome is set to the goroutine that reports outcomes, and counts
-// the task as finished, so that feeds may read more jobs.
-func (p *partitionFeed) queueReport(t *task) {
-	p.reports.add(t)
-	p.held.markFinished(1)
 }
 
 // quarantine moves an entry that can't be read as a job of type typ from the ready stream to the
 // partition's list of quarantined entries, with the reason, for an operator. The list keeps the
 // newest 1,000 entries, and of each about the first 1,024 characters. If Redis fails, the entry
 // stays pending, and the dispatcher quarantines it when it reclaims it.
-func (p *partitionFeed) quarantine(ctx context.Context, typ string, e stream.Entry, reason error) {
-	p.Tel.Log.Warn("quarantined an unreadable entry",
-		"partition", p.partition.Index(), "type", typ, "entry", e.ID, "reason", reason)
-	to := stream.Quarantine{Key: p.partition.Quarantine(), Source: "ready:" + typ}
-	err := p.reader.Quarantine(ctx, p.partition.Ready(typ), to, e, reason)
+func (f *feed) quarantine(ctx context.Context, typ string, e stream.Entry, reason error) {
+	f.w.Tel.Log.Warn("quarantined an unreadable entry",
+		"partition", f.partition.Index(), "type", typ, "entry", e.ID, "reason", reason)
+	to := stream.Quarantine{Key: f.partition.Quarantine(), Source: "ready:" + typ}
+	err := f.reader.Quarantine(ctx, f.partition.Ready(typ), to, e, reason)
 	if err != nil {
-		p.Tel.Log.Error("quarantine failed, the entry stays pending", "entry", e.ID, "error", err)
+		f.w.Tel.Log.Error("quarantine failed, the entry stays pending", "entry", e.ID, "error", err)
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -26,15 +25,22 @@ const leastAhead = 2
 // how many of its jobs wait for a pass or a slot.
 type gate struct {
 	w       *Worker
+	typ     string
 	proc    processor.Gated
 	limited processor.Limited // nil: the processor does not say what is available
-	waiting atomic.Int64      // jobs, but suspects, that wait for a pass
-	ahead   atomic.Int64      // jobs that wait for a pass or, after Admit, for a slot
+
+	waiting  number // tasks that wait for a pass
+	ahead    number // those, and the ones that wait for a slot after Admit
+	admitted number // tasks that wait for a slot after Admit, or run
 }
 
-func newGate(w *Worker, proc processor.Gated) *gate {
+func newGate(w *Worker, typ string, proc processor.Gated) *gate {
 	limited, _ := proc.(processor.Limited)
-	return &gate{w: w, proc: proc, limited: limited}
+	g := &gate{w: w, typ: typ, proc: proc, limited: limited}
+	g.waiting.states = stateAdmitting
+	g.ahead.states = stateAdmitting | stateAdmitted
+	g.admitted.states = stateAdmitted | stateRunning
+	return g
 }
 
 func (g *gate) availability() processor.Availability {
@@ -42,37 +48,6 @@ func (g *gate) availability() processor.Availability {
 		return processor.Availability{Free: -1, PerSecond: math.Inf(1)}
 	}
 	return g.limited.Availability()
-}
-
-// gatedFeed reads the ready stream of one gated type in one partition. Each job waits for a pass
-// before it is started, and is deferred if Admit says so.
-type gatedFeed struct {
-	*partitionFeed
-	typ  string
-	gate *gate
-
-	mu       sync.Mutex
-	admitted []*task // have a pass and are to be started
-	starting bool    // a goroutine starts admitted tasks
-}
-
-// step reads one batch of entries and lets each of their jobs wait for a pass, in a goroutine of
-// its own. If the process should read no more jobs now, step only waits until that may have
-// changed. It always returns 0 as the time to wait.
-func (g *gatedFeed) step(ctx context.Context) (time.Duration, error) {
-	changed := g.held.nextChange()
-	n, pause := g.gate.capacity()
-	if n <= 0 {
-		timer := time.NewTimer(pause)
-		defer timer.Stop()
-		select {
-		case <-changed:
-		case <-timer.C:
-		case <-ctx.Done():
-		}
-		return 0, nil
-	}
-	return 0, g.readEntries(ctx, []string{g.typ}, n, g.admitEntries)
 }
 
 // longPause is the longest pause of a gated feed before it computes its capacity again.
@@ -103,100 +78,58 @@ func (g *gate) capacity() (n int, pause time.Duration) {
 	if a.Free >= 0 {
 		capacity = min(capacity, a.Free)
 	}
-	least := leastAhead - int(g.ahead.Load())
+	least := leastAhead - g.ahead.value()
 	if len(w.ungated) > 0 && w.admittedTasks() >= size {
 		least = 0
 	}
-	return max(least, capacity-int(g.waiting.Load())), longPause
+	return max(least, capacity-g.waiting.value()), longPause
 }
 
-// admittedTasks returns how many tasks of gated types run in slots, or wait for a slot after Admit.
+// admittedTasks returns how many tasks of gated types run, or wait for a slot after Admit.
 func (w *Worker) admittedTasks() int {
-	n := w.slots.runningGated()
+	n := 0
 	for _, g := range w.gates {
-		n += int(g.ahead.Load() - g.waiting.Load())
+		n += g.admitted.value()
 	}
 	return n
 }
 
-// admitEntries starts a goroutine for the job of each entry, which waits for a pass. Suspects
-// and entries that can't be used are treated as by startEntries.
-func (g *gatedFeed) admitEntries(ctx context.Context, typ string, entries []stream.Entry) (suspects bool) {
-	tasks, suspects := g.takeEntries(ctx, typ, entries)
-	if len(tasks) == 0 {
-		return suspects
+// admit calls the processor's Admit for a task that is admitting, and moves the task on. It returns
+// true if the job is to be started, with its pass or with an error of Admit that decides about it.
+// Otherwise the task has ended: it was deferred, or was stopped and is released. If drain has taken
+// the task meanwhile, admit returns the pass unused to the processor.
+func (g *gate) admit(ctx context.Context, t *task) bool {
+	pass, err := g.callAdmit(ctx, t)
+	next, verdict, stopped := stateAdmitted, processor.Classify(err), ctx.Err() != nil
+	if verdict.Kind == processor.Defer && !t.suspect() {
+		verdict.After += g.jitter()
 	}
-	if g.loadPayloads(ctx, tasks) != nil {
-		g.release(tasks...)
-		return suspects
+	if stopped || verdict.Kind == processor.Defer {
+		next = stateEnded
 	}
-	g.gate.ahead.Add(int64(len(tasks)))
-	g.gate.waiting.Add(int64(len(tasks)))
-	g.held.beginWait(len(tasks))
-	for _, t := range tasks {
-		t.waitsForPass.Store(true)
-		t.countedAsAhead.Store(true)
-		var admitCtx context.Context
-		admitCtx, t.stopAdmission = context.WithCancelCause(ctx)
-		g.held.track(t)
-		go g.awaitPass(ctx, admitCtx, t)
+	if !g.w.held.move(stateAdmitting, next, t) {
+		if pass != nil {
+			pass.Return(errNotStarted)
+		}
+		return false
 	}
-	return suspects
+	t.pass, t.admitErr = pass, err
+	if next == stateAdmitted {
+		return true
+	}
+	if stopped {
+		t.released = true
+	} else {
+		t.verdict = verdict
+	}
+	t.returnPass(errNotStarted)
+	t.feed.reports.add(t)
+	return false
 }
 
-// awaitPass waits until Admit returns, and has the task started. It defers the task if Admit's
-// error says so, and releases it if it was stopped. Any other error of Admit becomes the outcome of
-// the task, which is started with it. admitCtx ends when the task is stopped; ctx ends only when
-// the process stops.
-func (g *gatedFeed) awaitPass(ctx, admitCtx context.Context, t *task) {
-	defer t.stopAdmission(nil)
-	pass, err := g.gate.admit(admitCtx, t)
-	if !t.takePass(pass, err) {
-		return
-	}
-	switch {
-	case admitCtx.Err() != nil:
-		t.endWait()
-		g.release(t)
-	case processor.Classify(err).Kind == processor.Defer:
-		g.deferTask(t, err)
-	default:
-		g.start(ctx, t)
-	}
-}
-
-// takePass stores in the task the pass and the error that Admit has returned, and returns true. If
-// drain has taken the task meanwhile, because the process stops, takePass returns the pass unused
-// to the processor and returns false.
-func (t *task) takePass(pass processor.Pass, err error) bool {
-	owner := t.waitsForPass.CompareAndSwap(true, false)
-	if owner {
-		t.pass, t.admitErr = pass, err
-	} else if pass != nil {
-		pass.Return(errNotStarted)
-	}
-	return owner
-}
-
-// endWait lowers the numbers of tasks that wait for a pass by one, in the gate and in heldTasks: t
-// waits no more, and counts as unfinished again.
-func (t *task) endWait() {
-	t.gate.waiting.Add(-1)
-	t.feed.held.endWait()
-}
-
-// leaveQueue lowers the counter gate.ahead by one: the task waits neither for a pass nor for a slot
-// any more. A second call for a task does nothing.
-func (t *task) leaveQueue() {
-	if t.countedAsAhead.CompareAndSwap(true, false) {
-		t.gate.ahead.Add(-1)
-	}
-}
-
-// admit calls the processor's Admit, for at most the timeout of the job's type, and turns a panic
-// into an error. A job whose payload is lost needs no pass. For a sampled job, it records the wait
-// as a span.
-func (g *gate) admit(ctx context.Context, t *task) (pass processor.Pass, err error) {
+// callAdmit calls Admit, for at most the timeout of the job's type, and turns a panic into an error.
+// A job whose payload is lost needs no pass. For a sampled job, it records the wait as a span.
+func (g *gate) callAdmit(ctx context.Context, t *task) (pass processor.Pass, err error) {
 	if t.loadedPayload == "" {
 		return nil, nil
 	}
@@ -217,35 +150,105 @@ func (g *gate) admit(ctx context.Context, t *task) (pass processor.Pass, err err
 	return g.proc.Admit(ctx, t.job())
 }
 
-// deferTask ends the attempt of a task that was not started, with err, a processor.Deferred error.
-// Many tasks may be deferred for the same time. So that they don't come back together, each waits
-// longer by a random time; see jitter.
-func (g *gatedFeed) deferTask(t *task, err error) {
-	t.verdict = processor.Classify(err)
-	t.verdict.After += g.gate.jitter()
-	t.endWait()
-	t.finishUnstarted()
-}
-
-// finishUnstarted queues the report of a task that was not started and has a verdict.
-func (t *task) finishUnstarted() {
-	t.leaveQueue()
-	t.outcomeSet.Store(true)
-	t.feed.queueReport(t)
-}
-
 // maxJitter is the longest time that jitter returns.
 const maxJitter = time.Minute
 
 // jitter returns a random time, at most as long as the jobs of this type in this process that wait
-// for a pass need to get one each, and a minute at most.
+// for a pass need to get one each, and a minute at most. A deferred job waits longer by this time,
+// because many may be deferred for the same time and must not come back together.
 func (g *gate) jitter() time.Duration {
 	span := maxJitter
 	if per := g.availability().PerSecond; per > 0 {
-		seconds := min(float64(g.waiting.Load())/per, maxJitter.Seconds())
+		seconds := min(float64(g.waiting.value())/per, maxJitter.Seconds())
 		span = time.Duration(seconds * float64(time.Second))
 	}
 	return time.Duration(rand.Int64N(int64(span) + 1))
+}
+
+// admitAlone waits for the pass of a suspect, which isolation runs. It returns true if the suspect
+// can be started, with a pass or with an error of Admit as its outcome. It returns false if the
+// suspect is deferred or released; then it returns when that is reported, or when ctx ends.
+func (g *gate) admitAlone(ctx context.Context, t *task) bool {
+	if t.feed.loadPayloads(ctx, []*task{t}) != nil {
+		release(t)
+	} else {
+		g.w.held.move(stateRead, stateAdmitting, t)
+		admitted := make(chan bool, 1)
+		go func() { admitted <- g.admit(ctx, t) }()
+		select {
+		case ok := <-admitted:
+			if ok {
+				return true
+			}
+		case <-t.removed: // the process stops, and drain has released the task
+			return false
+		}
+	}
+	select {
+	case <-t.removed:
+	case <-ctx.Done():
+	}
+	return false
+}
+
+// gatedFeed reads the ready stream of one gated type in one partition. Each job waits for a pass
+// before it is started, and is deferred if Admit says so.
+type gatedFeed struct {
+	feed *feed
+	gate *gate
+
+	mu       sync.Mutex
+	admitted []*task // have a pass and are to be started
+	starting bool    // a goroutine starts admitted tasks
+}
+
+// step reads one batch of entries and lets each of their jobs wait for a pass, in a goroutine of
+// its own. If the process should read no more jobs now, step only waits until that may have
+// changed. It always returns 0 as the time to wait.
+func (g *gatedFeed) step(ctx context.Context) (time.Duration, error) {
+	changed := g.gate.w.held.nextChange()
+	n, pause := g.gate.capacity()
+	if n <= 0 {
+		timer := time.NewTimer(pause)
+		defer timer.Stop()
+		select {
+		case <-changed:
+		case <-timer.C:
+		case <-ctx.Done():
+		}
+		return 0, nil
+	}
+	return 0, g.feed.readEntries(ctx, []string{g.gate.typ}, n, g.admitEntries)
+}
+
+// admitEntries starts a goroutine for the job of each entry, which waits for a pass and has the job
+// started. Suspects and entries that can't be used are treated as by startEntries.
+func (g *gatedFeed) admitEntries(ctx context.Context, typ string, entries []stream.Entry) (suspects bool) {
+	tasks, suspects := g.feed.takeEntries(ctx, typ, entries)
+	if len(tasks) == 0 {
+		return suspects
+	}
+	if g.feed.loadPayloads(ctx, tasks) != nil {
+		release(tasks...)
+		return suspects
+	}
+	held := g.gate.w.held
+	held.move(stateRead, stateAdmitting, tasks...)
+	if g.gate.w.isolation.busy() {
+		held.notify() // the process may be empty for the suspect now
+	}
+	for _, t := range tasks {
+		var admitCtx context.Context
+		admitCtx, t.stopAdmission = context.WithCancelCause(ctx) // ends when the task is stopped
+		held.track(t)
+		go func() {
+			defer t.stopAdmission(nil)
+			if g.gate.admit(admitCtx, t) {
+				g.start(ctx, t)
+			}
+		}()
+	}
+	return suspects
 }
 
 // start starts a task that has got its pass. Only one goroutine of a feed starts tasks: a call that
@@ -272,67 +275,32 @@ func (g *gatedFeed) start(ctx context.Context, t *task) {
 // startAdmitted starts tasks that have got their passes, and gives them to the slots. It releases
 // those that were stopped or that it can't start, and all of them while isolation is busy.
 func (g *gatedFeed) startAdmitted(ctx context.Context, tasks []*task) {
-	defer g.held.notify() // the feeds may read more
+	w, f := g.gate.w, g.feed
+	defer w.held.notify() // the feeds may read more
 	admitted := make([]*task, 0, len(tasks))
 	for _, t := range tasks {
-		t.endWait()
-		g.held.untrack(t)
+		w.held.untrack(t)
 		if t.ctx.stopCause() != nil {
-			g.release(t)
+			release(t)
 			continue
 		}
 		admitted = append(admitted, t.forStart())
 	}
-	// startAdmitted asks isolation.busy after endWait, which makes the tasks count as active.
-	// Isolation becomes busy first and counts the active tasks then. So no task starts beside a
-	// suspect.
-	if len(admitted) == 0 || g.isolation.busy() {
-		g.release(admitted...)
+	// startAdmitted asks isolation.busy after the tasks have become active, by their move to
+	// admitted. Isolation becomes busy first and counts the active tasks then. So no task starts
+	// beside a suspect.
+	if len(admitted) == 0 || w.isolation.busy() {
+		release(admitted...)
 		return
 	}
 	slices.SortFunc(admitted, byJob)
-	started, err := g.startTasks(ctx, g.typ, admitted)
+	started, err := f.startTasks(ctx, g.gate.typ, admitted)
 	if err != nil {
-		g.release(admitted...)
+		release(admitted...)
 		return
 	}
-	g.held.track(started...)
-	if !g.slots.add(started) {
-		g.release(started...)
+	w.held.track(started...)
+	if !w.slots.add(started) {
+		release(started...)
 	}
-}
-
-// admitAlone waits for the pass of a suspect, which isolation runs. It returns true if the suspect
-// can be started, with a pass or with an error of Admit as its outcome. It returns false if the
-// suspect is deferred or released; then it returns when that is reported, or when ctx ends.
-func (g *gate) admitAlone(ctx context.Context, t *task) bool {
-	err := t.feed.loadPayloads(ctx, []*task{t})
-	if err == nil {
-		t.waitsForPass.Store(true)
-		ended := make(chan struct{})
-		go func() {
-			defer close(ended)
-			pass, err := g.admit(ctx, t)
-			t.takePass(pass, err)
-		}()
-		select {
-		case <-ended:
-		case <-t.removed: // the process stops, and drain has released the task
-			return false
-		}
-	}
-	switch {
-	case err != nil:
-		t.feed.release(t)
-	case processor.Classify(t.admitErr).Kind == processor.Defer:
-		t.verdict = processor.Classify(t.admitErr)
-		t.finishUnstarted()
-	default:
-		return true
-	}
-	select {
-	case <-t.removed:
-	case <-ctx.Done():
-	}
-	return false
 }

@@ -31,12 +31,13 @@ func config() worker.Config {
 var workerCount atomic.Int64
 
 // newWorker creates a worker with these processors, its own connection and its own process id. It
-// does not run it.
+// does not run it. At the end of the test, after its Run, the worker must count no task any more.
 func newWorker(w *stagetest.World, cfg worker.Config, procs ...processor.Processor) *worker.Worker {
 	w.T.Helper()
 	id := "worker-" + string(rune('a'+workerCount.Add(1)%26)) + time.Now().Format("150405.000000000")
 	wk, err := worker.New(stagetest.Process(w, id), cfg, procs...)
 	require.NoError(w.T, err)
+	w.T.Cleanup(func() { require.Empty(w.T, wk.Counts()) })
 	return wk
 }
 

@@ -69,7 +69,7 @@ func (s *isolation) busy() bool { return s.occupied.Load() }
 func (s *isolation) releaseWaiting() {
 	select {
 	case t := <-s.waiting:
-		t.feed.release(t)
+		release(t)
 	default:
 	}
 }
@@ -86,9 +86,9 @@ func (s *isolation) run(ctx, workCtx context.Context) {
 			return
 		}
 		// The tasks that no slot has begun go back.
-		releaseAll(s.w.slots.block())
+		release(s.w.slots.block()...)
 		if !s.awaitEmptyProcess(ctx) {
-			t.feed.release(t)
+			release(t)
 			return
 		}
 		s.runAlone(ctx, workCtx, t)
@@ -103,7 +103,7 @@ func (s *isolation) run(ctx, workCtx context.Context) {
 func (s *isolation) awaitEmptyProcess(ctx context.Context) bool {
 	for {
 		changed := s.w.held.nextChange()
-		if s.w.held.active() <= 1 {
+		if s.w.held.active.value() <= 1 {
 			return true
 		}
 		select {
@@ -120,27 +120,27 @@ func (s *isolation) awaitEmptyProcess(ctx context.Context) bool {
 // starts the suspect only now, not earlier, so that a suspect that is in flight at a crash has
 // certainly run alone.
 func (s *isolation) runAlone(ctx, workCtx context.Context, t *task) {
-	p := t.feed
+	f, held := t.feed, s.w.held
 	if t.gate != nil && !t.gate.admitAlone(ctx, t) {
 		return
 	}
-	p.held.untrack(t)
+	held.untrack(t)
 	if ctx.Err() != nil || t.ctx.stopCause() != nil {
-		p.release(t)
+		release(t)
 		return
 	}
 	t = t.forStart()
-	started, err := p.startTasks(ctx, t.Type, []*task{t})
+	started, err := f.startTasks(ctx, t.Type, []*task{t})
 	if err != nil {
-		p.release(t)
+		release(t)
 		return
 	}
 	if len(started) == 0 {
 		return // the job was stale; startTasks has dropped it
 	}
-	p.held.track(started...)
-	if p.loadPayloads(ctx, started) != nil {
-		p.release(started...)
+	held.track(started...)
+	if f.loadPayloads(ctx, started) != nil {
+		release(started...)
 		return
 	}
 	s.w.slots.setIsolated(t)

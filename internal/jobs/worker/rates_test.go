@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"math"
 	"testing"
 	"time"
 
@@ -62,4 +63,22 @@ func TestStartRatesCountAtLeastHalfASecond(t *testing.T) {
 	s.started(now, "T", 5)
 	require.InDelta(t, 10, startRates(s, now)["T"], 0.001, "the span is at least minSpan")
 	require.InDelta(t, 10, startRates(s, now)["T"], 0.001, "a second call returns the same")
+}
+
+func TestRunTimes(t *testing.T) {
+	r, now := newRates(), time.Now()
+	milliseconds := func(now time.Time) map[string]float64 {
+		_, runMS := r.report(now)
+		return runMS
+	}
+	require.Empty(t, milliseconds(now))
+	r.ran("A", 2, 40*time.Millisecond)
+	r.ran("B", 1, time.Second)
+	r.ran("C", 0, 0)
+	require.Equal(t, map[string]float64{"A": 20, "B": 1000}, milliseconds(now.Add(500*time.Millisecond)))
+	require.Equal(t, map[string]float64{"A": 20, "B": 1000}, milliseconds(now.Add(time.Second)), "a type without new jobs keeps its mean")
+	r.ran("A", 1, 120*time.Millisecond)
+	got := milliseconds(now.Add(time.Second + runAge))
+	require.InDelta(t, 20+100*(1-1/math.E), got["A"], 0.01)
+	require.InDelta(t, 1000, got["B"], 0)
 }

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/bulkaction/bulkaction/internal/jobs/attempt"
@@ -21,27 +22,27 @@ const linger = time.Millisecond
 // reportOutcomes reports the outcomes in the report queue to Redis, and adds them to the metrics,
 // until the queue is closed and empty. It reports the outcomes of each type in a call of its own.
 // While one batch is sent, the next one collects, so batches grow with the load.
-func (p *partitionFeed) reportOutcomes(ctx context.Context) {
+func (f *feed) reportOutcomes(ctx context.Context) {
 	timer := time.NewTimer(linger)
 	defer timer.Stop()
-	for p.reports.wait() {
+	for f.reports.wait() {
 		timer.Reset(linger)
-		for expired := false; !expired && !p.reports.hasAtLeast(min(maxBatch, p.held.active())); {
+		for expired := false; !expired && !f.reports.hasAtLeast(min(maxBatch, f.w.held.active.value())); {
 			select {
-			case <-p.reports.wake:
+			case <-f.reports.wake:
 			case <-timer.C:
 				expired = true
 			}
 		}
-		batch := p.reports.take(maxBatch, maxBatchBytes)
+		batch := f.reports.take(maxBatch, maxBatchBytes)
 		slices.SortFunc(batch, func(a, b *task) int { return cmp.Or(cmp.Compare(a.Type, b.Type), byJob(a, b)) })
 		for len(batch) > 0 {
 			n := 1
 			for n < len(batch) && batch[n].Type == batch[0].Type {
 				n++
 			}
-			p.recordMetrics(batch[:n])
-			p.reportBatch(ctx, batch[:n])
+			f.recordMetrics(batch[:n])
+			f.reportBatch(ctx, batch[:n])
 			batch = batch[n:]
 		}
 	}
@@ -58,15 +59,15 @@ func byJob(a, b *task) int {
 // recordMetrics adds the attempts of batch, which are all of one type, to the metrics and to the
 // mean run times. A released or deferred attempt counts only for the wait times and the mean run
 // time. An attempt that never ran counts for nothing.
-func (p *partitionFeed) recordMetrics(batch []*task) {
+func (f *feed) recordMetrics(batch []*task) {
 	var ran, succeeded, failed, timedOut int
 	var took time.Duration
 	for _, t := range batch {
-		if t.runStart.Load() == 0 {
+		if t.runStart == 0 {
 			continue
 		}
 		ran, took = ran+1, took+t.runTime
-		p.metrics.Waited(t.Waited())
+		f.w.metrics.Waited(t.Waited())
 		switch {
 		case t.released, t.verdict.Kind == processor.Defer:
 			continue
@@ -78,49 +79,49 @@ func (p *partitionFeed) recordMetrics(batch []*task) {
 				timedOut++
 			}
 		}
-		p.metrics.Ran(t.runTime)
+		f.w.metrics.Ran(t.runTime)
 	}
-	p.rates.ran(batch[0].Type, ran, took)
-	p.metrics.Ended(succeeded, failed, timedOut)
+	f.w.rates.ran(batch[0].Type, ran, took)
+	f.w.metrics.Ended(succeeded, failed, timedOut)
 }
 
 // reportBatch reports the outcomes of batch, which are of one type and ordered by byJob, and stops
 // holding its tasks, whether that works or not. It repeats the call as retryStep does; repeated
 // outcomes are stale and change nothing. If Redis refuses the batch, it reports each task on its
 // own. A job whose outcome can't be reported runs again after its lease has ended.
-func (p *partitionFeed) reportBatch(ctx context.Context, batch []*task) {
-	typ, groups := batch[0].Type, p.groupOutcomes(batch)
+func (f *feed) reportBatch(ctx context.Context, batch []*task) {
+	typ, groups := batch[0].Type, f.groupOutcomes(batch)
 	var r ledger.OutcomeReply
-	err := p.retryStep(ctx, "report outcomes", func(ctx context.Context) (err error) {
-		r, err = ledger.Outcome(ctx, p.Conn.Cmd, p.partition, typ, p.cfg.Congestion, groups)
+	err := f.retryStep(ctx, "report outcomes", func(ctx context.Context) (err error) {
+		r, err = ledger.Outcome(ctx, f.w.Conn.Cmd, f.partition, typ, f.w.cfg.Congestion, groups)
 		return err
 	})
 	if err != nil && len(batch) > 1 && ctx.Err() == nil {
 		for i := range batch { // one task may make Redis refuse the whole batch
-			p.reportBatch(ctx, batch[i:i+1])
+			f.reportBatch(ctx, batch[i:i+1])
 		}
 		return
 	}
-	p.held.remove(batch)
+	f.w.held.remove(batch)
 	if err != nil {
-		p.Tel.Log.Error("outcomes could not be reported, the jobs will run again",
+		f.w.Tel.Log.Error("outcomes could not be reported, the jobs will run again",
 			"type", typ, "jobs", len(batch), "error", err)
 		return
 	}
-	p.countRepeats(typ, groups)
-	p.metrics.DeadLettered(int(r.Failed))
+	f.countRepeats(typ, groups)
+	f.w.metrics.DeadLettered(int(r.Failed))
 	for _, s := range r.Steps {
-		p.Tel.RecordStep(ctx, p.partition.Ready(typ), telemetry.JobStep(s))
+		f.w.Tel.RecordStep(ctx, f.partition.Ready(typ), telemetry.JobStep(s))
 	}
 	if r.Stale > 0 {
-		p.metrics.Stale(int(r.Stale))
-		p.Tel.Log.Info("stale outcomes changed nothing", "type", typ, "stale", r.Stale)
+		f.w.metrics.Stale(int(r.Stale))
+		f.w.Tel.Log.Info("stale outcomes changed nothing", "type", typ, "stale", r.Stale)
 	}
 }
 
 // countRepeats adds the jobs of a type that will run again to the metrics: those that were
 // throttled, deferred, or are retried.
-func (p *partitionFeed) countRepeats(typ string, groups []ledger.GroupOutcome) {
+func (f *feed) countRepeats(typ string, groups []ledger.GroupOutcome) {
 	retried := 0
 	for _, g := range groups {
 		for _, o := range g.Others {
@@ -128,15 +129,15 @@ func (p *partitionFeed) countRepeats(typ string, groups []ledger.GroupOutcome) {
 			case ledger.OutcomeThrottled, ledger.OutcomeRetry:
 				retried++
 			case ledger.OutcomeDeferred:
-				p.metrics.Deferred(typ)
+				f.w.metrics.Deferred(typ)
 			}
 		}
 	}
-	p.metrics.Retried(retried)
+	f.w.metrics.Retried(retried)
 }
 
 // groupOutcomes returns the outcomes of batch, which is ordered by byJob, by group.
-func (p *partitionFeed) groupOutcomes(batch []*task) []ledger.GroupOutcome {
+func (f *feed) groupOutcomes(batch []*task) []ledger.GroupOutcome {
 	size := 0
 	for _, t := range batch {
 		size += len(t.result) + resultLineBytes
@@ -148,11 +149,11 @@ func (p *partitionFeed) groupOutcomes(batch []*task) []ledger.GroupOutcome {
 			groups = append(groups, ledger.GroupOutcome{Group: t.Group, Done: done[len(done):]})
 		}
 		g := &groups[len(groups)-1]
-		if !t.released && t.verdict.Kind != processor.Defer && t.runStart.Load() != 0 {
+		if !t.released && t.verdict.Kind != processor.Defer && t.runStart != 0 {
 			g.Took, g.Ran = g.Took+t.runTime, g.Ran+1
 		}
 		if t.released || t.verdict.Kind != processor.Done {
-			g.Others = append(g.Others, p.otherOutcome(t))
+			g.Others = append(g.Others, f.otherOutcome(t))
 			continue
 		}
 		at := len(lines)
@@ -172,7 +173,7 @@ func (p *partitionFeed) groupOutcomes(batch []*task) []ledger.GroupOutcome {
 
 // otherOutcome returns the outcome of a task that is not done: unstarted, released, throttled,
 // deferred, to be retried, or failed.
-func (p *partitionFeed) otherOutcome(t *task) ledger.OtherJob {
+func (f *feed) otherOutcome(t *task) ledger.OtherJob {
 	o := ledger.OtherJob{
 		Entry:     t.entryID,
 		Ordinal:   t.Ordinal,
@@ -186,8 +187,8 @@ func (p *partitionFeed) otherOutcome(t *task) ledger.OtherJob {
 		Text:      t.verdict.Message,
 	}
 	rules := attempt.Rules{
-		MaxRetries: p.cfg.retriesOf(t.terms), MaxThrottles: p.cfg.MaxThrottles,
-		Backoff: p.cfg.Backoff, MaxBackoff: p.cfg.MaxBackoff,
+		MaxRetries: f.w.cfg.retriesOf(t.terms), MaxThrottles: f.w.cfg.MaxThrottles,
+		Backoff: f.w.cfg.Backoff, MaxBackoff: f.w.cfg.MaxBackoff,
 	}
 	kind, wait := rules.Next(t.verdict, t.Retries, t.Throttles)
 	switch {
@@ -263,4 +264,79 @@ func appendMillis(b []byte, d time.Duration) []byte {
 		b = append(b, byte('0'+part%10))
 	}
 	return b
+}
+
+// reportQueue holds the tasks whose outcome is set and whose report has not begun. Adding never
+// blocks, so that neither the watchdog nor a stopping process waits for Redis; the bound on held
+// tasks bounds the queue too. Many goroutines add tasks; only one, the taker, takes them out.
+type reportQueue struct {
+	mu     sync.Mutex
+	tasks  []*task
+	wakeAt int // number of tasks that the taker waits for; add then sends a token on wake
+	closed bool
+	wake   chan struct{} // gets a token when wakeAt tasks are there, or when the queue is closed
+}
+
+func newReportQueue() *reportQueue { return &reportQueue{wake: make(chan struct{}, 1)} }
+
+// add appends a task. It wakes the taker when there are as many tasks as the taker waits for.
+func (q *reportQueue) add(t *task) {
+	q.mu.Lock()
+	q.tasks = append(q.tasks, t)
+	enough := len(q.tasks) == q.wakeAt
+	q.mu.Unlock()
+	if enough {
+		q.signal()
+	}
+}
+
+// close tells the taker that no task will be added any more.
+func (q *reportQueue) close() {
+	q.mu.Lock()
+	q.closed = true
+	q.mu.Unlock()
+	q.signal()
+}
+
+// signal puts a token into wake, unless there is one.
+func (q *reportQueue) signal() {
+	select {
+	case q.wake <- struct{}{}:
+	default:
+	}
+}
+
+// hasAtLeast reports whether the queue holds n tasks or is closed, so that the taker need not wait.
+// If it returns false, wake gets a token as soon as one of both is true.
+func (q *reportQueue) hasAtLeast(n int) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.wakeAt = n
+	return len(q.tasks) >= n || q.closed
+}
+
+// wait blocks until there is a task and returns true, or returns false when the queue is closed and
+// empty.
+func (q *reportQueue) wait() bool {
+	for !q.hasAtLeast(1) {
+		<-q.wake
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.tasks) > 0
+}
+
+// take removes and returns the oldest tasks: up to the number most, and until they have bytes bytes
+// together. The last task may exceed that.
+func (q *reportQueue) take(most, bytes int) []*task {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	n := 0
+	for n < min(most, len(q.tasks)) && (n == 0 || bytes > 0) {
+		bytes -= q.tasks[n].size()
+		n++
+	}
+	batch := slices.Clone(q.tasks[:n])
+	q.tasks = slices.Delete(q.tasks, 0, n)
+	return batch
 }

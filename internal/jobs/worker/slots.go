@@ -23,7 +23,6 @@ type slotPool struct {
 	idle     int         // slots that wait in next
 	waiting  []*task     // oldest first
 	active   int         // tasks that run in slots
-	gated    int         // those of them that are of gated types
 	isolated *task       // the suspect that runs now, outside the slots
 }
 
@@ -145,7 +144,7 @@ func (s *slotPool) next(sl *slot) *task {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if sl.task != nil {
-		s.countRunning(sl.task, -1)
+		s.active--
 		sl.task = nil
 	}
 	for !sl.closed && (s.blocked || len(s.waiting) == 0) {
@@ -162,24 +161,8 @@ func (s *slotPool) next(sl *slot) *task {
 	sl.task = s.waiting[0]
 	s.waiting[0] = nil
 	s.waiting = s.waiting[1:]
-	s.countRunning(sl.task, 1)
+	s.active++
 	return sl.task
-}
-
-// countRunning adds n to the number of running tasks: 1 when t begins to run, -1 when it ends. If t
-// is of a gated type, it adds n to the number of those, too. The caller holds the lock.
-func (s *slotPool) countRunning(t *task, n int) {
-	s.active += n
-	if t.gate != nil {
-		s.gated += n
-	}
-}
-
-// runningGated returns how many tasks of gated types run in slots.
-func (s *slotPool) runningGated() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.gated
 }
 
 // replaceSlot removes the slot of a task that was abandoned, and opens a new slot if the pool has
@@ -191,7 +174,7 @@ func (s *slotPool) replaceSlot(t *task) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.countRunning(t, -1)
+	s.active--
 	s.goroutines.Done()
 	s.slots = slices.DeleteFunc(s.slots, func(sl *slot) bool { return sl.task == t })
 	s.adjust()
@@ -258,11 +241,8 @@ func (s *slotPool) meanRunningTime(now int64) time.Duration {
 	}
 	sum, n := int64(0), int64(0)
 	for _, sl := range s.slots[:min(len(s.slots), 100)] {
-		if sl.task == nil {
-			continue
-		}
-		if began := sl.task.runStart.Load(); began != 0 {
-			sum += now - began
+		if sl.task != nil && sl.task.currentState() == stateRunning {
+			sum += now - sl.task.runStart
 			n++
 		}
 	}

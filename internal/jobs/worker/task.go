@@ -11,43 +11,90 @@ import (
 	"github.com/bulkaction/bulkaction/processor"
 )
 
+// state is where a task is on its way through the process. Only heldTasks.move changes it, and all
+// numbers of tasks with it:
+//
+//	read ──────────────────────► running ──► ended ──► gone
+//	  └──► admitting ──► admitted ──┘          ▲
+//	           └───────────────────────────────┘
+//
+// A task also goes from read or admitted to ended, when it is released before it runs, and to gone,
+// when Redis says that its entry is stale.
+//
+// A task has one owner at a time: the feed that reads it, isolation if it is a suspect, the
+// goroutine that waits for its pass, the slot that runs it, and the feed's reporter. Only the owner
+// may change the task; it gives the task away with slotPool.add, isolation.add or reportQueue.add.
+// Two moves are contests: drain may end a task that is admitting, and the watchdog and drain may end
+// one that is running, before Admit or Process returns to the owner. Who makes the move owns the
+// task from then on, and sets its outcome; the other one must leave the task alone.
+type state uint32
+
+// The states are bits, so that a number can count several of them. The zero state is that of a task
+// that is not counted yet.
+const (
+	stateRead      state = 1 << iota // waits for its start, for isolation, or for a slot
+	stateAdmitting                   // of a gated type: Admit runs
+	stateAdmitted                    // of a gated type: like read, with its pass
+	stateRunning                     // its processor runs
+	stateEnded                       // has an outcome, which is being reported
+	stateGone                        // reported, or was stale
+)
+
+// number counts the tasks that are in one of the states of a set.
+type number struct {
+	states state
+	n      atomic.Int64
+}
+
+func (c *number) value() int { return int(c.n.Load()) }
+
+// moved counts that n tasks have moved from one state to another, and returns the change.
+func (c *number) moved(from, to state, n int) (change int) {
+	switch was, is := c.states&from != 0, c.states&to != 0; {
+	case is && !was:
+		change = n
+	case was && !is:
+		change = -n
+	default:
+		return 0
+	}
+	c.n.Add(int64(change))
+	return change
+}
+
 // task is one attempt of a job in this process, from its read to its reported outcome. The embedded
 // Job is what the ready entry says; the other fields are this process's own.
 //
-// A task has one owner at a time: the feed that reads it, then the slot (or isolation) that runs
-// it, then the goroutine that reports it. Only the owner may use the fields, except those whose
-// comment allows more. The feed and isolation give the task away with add; the goroutine that
-// changes outcomeSet to true becomes its owner, sets the outcome and gives it to the reporter. The
+// Only the task's owner (see state) may use the fields, except those whose comment allows more. The
 // lease renewal, the watchdog and drain see all tracked tasks; they read the fields that are set
-// before track, and those whose comment allows it.
+// before track, and the terms and runStart of a task that is running.
 type task struct {
 	ledger.Job
 	entryID         string            // id of the job's entry in the ready stream
 	currentAttempt  int               // attempt that Redis knows the job under; Job.Attempt until the start
 	terms           ledger.GroupTerms // tenant and retries, as the group sets them, and the job's timeout
-	feed            *partitionFeed
+	feed            *feed
 	proc            processor.Processor
 	loadedPayload   string    // what the processor gets: Job.Payload or the one from its own key
 	separatePayload bool      // the payload is stored in a key of its own
 	inFlight        bool      // Redis has marked the job as in flight
 	startedAt       time.Time // when Redis marked the job as in flight, by this process's clock
 	lastError       *processor.AttemptError
-	removed         chan struct{} // of a suspect: closed when the task is not held any more
+	removed         chan struct{} // of a suspect: closed when the task is gone
 
 	// Only of a gated type.
-	gate           *gate
-	pass           processor.Pass // from Admit until the outcome is set; or nil
-	admitErr       error          // an error of Admit that decides about the job instead of Process
-	stopAdmission  context.CancelCauseFunc
-	waitsForPass   atomic.Bool // Admit runs; the goroutine that changes it to false becomes the owner
-	countedAsAhead atomic.Bool // counted in gate.ahead
+	gate          *gate
+	pass          processor.Pass // from Admit until the outcome is set; or nil
+	admitErr      error          // an error of Admit that decides about the job instead of Process
+	stopAdmission context.CancelCauseFunc
 
 	place int // 1 + index in the list of tracked tasks; 0: not there. Guarded by heldTasks.mu
 
 	// Any goroutine may use these.
-	runStart   atomic.Int64 // time of monotonicNow; 0 before the processor is called
-	outcomeSet atomic.Bool  // who changes it to true owns the task, and sets the outcome
-	ctx        jobContext   // the processor's context
+	state atomic.Uint32 // a state; see heldTasks.move
+	ctx   jobContext    // the processor's context
+
+	runStart int64 // when the task began to run, a time of monotonicNow; 0: it did not
 
 	// Set when the job ends or is released.
 	verdict      processor.Verdict
@@ -56,6 +103,8 @@ type task struct {
 	released     bool          // the job is given back: its processor's result or error does not count
 	processTrace string        // trace context that the next step's span follows
 }
+
+func (t *task) currentState() state { return state(t.state.Load()) }
 
 // size returns about how many bytes the task's outcome takes in a script call.
 func (t *task) size() int { return len(t.result) + len(t.Queued) + len(t.verdict.Message) }
@@ -69,20 +118,21 @@ func (t *task) stop(cause error) {
 	}
 }
 
-// forStart returns a task for the start of t's job, with t's pass. t must not be tracked any more:
-// the start changes fields that the lease renewal and the watchdog may still read of t.
+// forStart returns a task that takes t's place, with t's pass and in t's state, for the start of the
+// job. t must not be tracked any more: the start changes fields that the lease renewal may still
+// read of t, and a renewal of t's attempt must not stop the attempt that starts.
 func (t *task) forStart() *task {
 	n := &task{
 		Job: t.Job, entryID: t.entryID, currentAttempt: t.Attempt, feed: t.feed, proc: t.proc,
 		loadedPayload: t.loadedPayload, separatePayload: t.separatePayload, removed: t.removed,
 		gate: t.gate, pass: t.pass, admitErr: t.admitErr,
 	}
-	n.countedAsAhead.Store(t.countedAsAhead.Swap(false))
+	n.state.Store(t.state.Swap(uint32(stateGone)))
 	t.pass = nil
 	return n
 }
 
-// returnPass gives the task's pass back, if it has one. Only the task's owner calls it.
+// returnPass gives the task's pass back, if it has one.
 func (t *task) returnPass(err error) {
 	if t.pass == nil {
 		return
@@ -91,7 +141,7 @@ func (t *task) returnPass(err error) {
 	t.pass = nil
 	defer func() {
 		if r := recover(); r != nil {
-			_ = t.feed.panicked(t, r)
+			_ = t.feed.w.panicked(t, r)
 		}
 	}()
 	pass.Return(err)
@@ -104,11 +154,11 @@ var errNotStarted = processor.Deferred(0, "the job was not started")
 // are renewed for the tracked ones among them, which are those that were started, the suspects that
 // wait, and those that wait for a pass.
 type heldTasks struct {
-	// Any goroutine may use the counters. They are not guarded by mu, because they change with each
-	// job.
-	count      atomic.Int64 // number of held tasks
-	unfinished atomic.Int64 // held tasks without an outcome: they run or will run
-	waiting    atomic.Int64 // held tasks that wait for a pass: not suspects, and not unfinished
+	// These have no lock, because they change with each job.
+	all        number // all held tasks
+	active     number // those that do not wait for a pass
+	unfinished number // those that run, or will run without waiting for a pass
+
 	// resumeAt is the number of unfinished tasks at which, or below which, the feeds are notified,
 	// once; -1: no notification is wanted
 	resumeAt atomic.Int64
@@ -120,29 +170,53 @@ type heldTasks struct {
 
 func newHeldTasks() *heldTasks {
 	h := &heldTasks{changed: make(chan struct{})}
+	h.unfinished.states = stateRead | stateAdmitted | stateRunning
+	h.active.states = h.unfinished.states | stateEnded
+	h.all.states = h.active.states | stateAdmitting
 	h.resumeAt.Store(-1)
 	return h
 }
 
-// reserve counts n tasks that were just read: as held until remove, and as unfinished until
-// markFinished or beginWait.
-func (h *heldTasks) reserve(n int) {
-	h.count.Add(int64(n))
-	h.unfinished.Add(int64(n))
+// move moves tasks, which must be of one type, from one state to another. It changes every number
+// of tasks accordingly, and notifies the feeds when at most resumeAt tasks are unfinished. It
+// returns false if a task was not in the state from: then another goroutine owns the task, and move
+// has left it alone.
+func (h *heldTasks) move(from, to state, tasks ...*task) bool {
+	n := 0
+	for _, t := range tasks {
+		if t.state.CompareAndSwap(uint32(from), uint32(to)) {
+			n++
+		}
+	}
+	if n == 0 {
+		return len(tasks) == 0
+	}
+	h.all.moved(from, to, n)
+	h.active.moved(from, to, n)
+	if g := tasks[0].gate; g != nil {
+		g.waiting.moved(from, to, n)
+		g.ahead.moved(from, to, n)
+		g.admitted.moved(from, to, n)
+	}
+	if h.unfinished.moved(from, to, n) < 0 {
+		// unfinished is written before resumeAt is read; setResumeAt writes resumeAt before it reads
+		// unfinished. So at least one of the two sees what the other has written.
+		resumeAt := h.resumeAt.Load()
+		if h.unfinished.n.Load() <= resumeAt && h.resumeAt.CompareAndSwap(resumeAt, -1) {
+			h.notify()
+		}
+	}
+	return n == len(tasks)
 }
 
-// active returns the number of held tasks that do not wait for a pass.
-func (h *heldTasks) active() int { return int(h.count.Load() - h.waiting.Load()) }
-
-// beginWait records that n unfinished tasks wait for a pass now; endWait ends the wait of one.
-func (h *heldTasks) beginWait(n int) {
-	h.waiting.Add(int64(n))
-	h.markFinished(n)
-}
-
-func (h *heldTasks) endWait() {
-	h.unfinished.Add(1)
-	h.waiting.Add(-1)
+// setResumeAt asks for one notification as soon as at most n tasks are unfinished; if that is so
+// already, it notifies at once. A negative n asks for none. The n of the last call counts, also if
+// another feed has made it; a notification wakes all feeds.
+func (h *heldTasks) setResumeAt(n int) {
+	h.resumeAt.Store(int64(n))
+	if h.unfinished.value() <= n {
+		h.notify()
+	}
 }
 
 // track adds tasks to the tracked ones, so that their leases are renewed.
@@ -155,7 +229,7 @@ func (h *heldTasks) track(tasks ...*task) {
 	}
 }
 
-// untrack removes a task from the tracked ones. It stays counted as held.
+// untrack removes a task from the tracked ones. It is still held.
 func (h *heldTasks) untrack(t *task) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -174,30 +248,9 @@ func (h *heldTasks) drop(t *task) {
 	h.tracked, t.place = h.tracked[:last], 0
 }
 
-// markFinished records that n tasks are no longer unfinished: they have an outcome, are stale, or
-// begin to wait for a pass. When at most resumeAt tasks are unfinished, it notifies the feeds, once
-// for each call of setResumeAt.
-func (h *heldTasks) markFinished(n int) {
-	// markFinished writes unfinished before it reads resumeAt; setResumeAt writes resumeAt before
-	// it reads unfinished. So at least one of the two sees what the other has written.
-	unfinished, resumeAt := h.unfinished.Add(-int64(n)), h.resumeAt.Load()
-	if unfinished <= resumeAt && h.resumeAt.CompareAndSwap(resumeAt, -1) {
-		h.notify()
-	}
-}
-
-// setResumeAt asks for one notification as soon as at most n tasks are unfinished; if that is so
-// already, it notifies at once. A negative n asks for none. The n of the last call counts, also if
-// another feed has made it; a notification wakes all feeds.
-func (h *heldTasks) setResumeAt(n int) {
-	h.resumeAt.Store(int64(n))
-	if h.unfinished.Load() <= int64(n) {
-		h.notify()
-	}
-}
-
-// remove stops holding tasks: their outcome was reported or can't be reported, or they were stale.
-// It notifies the feeds, and those who wait for the end of a suspect among the tasks.
+// remove stops holding tasks, which must be of one type and in one state: their outcome was reported
+// or can't be reported, or they were stale. It notifies the feeds, and those who wait for the end of
+// a suspect among the tasks.
 func (h *heldTasks) remove(tasks []*task) {
 	h.mu.Lock()
 	for _, t := range tasks {
@@ -207,7 +260,7 @@ func (h *heldTasks) remove(tasks []*task) {
 		}
 	}
 	h.mu.Unlock()
-	h.count.Add(-int64(len(tasks)))
+	h.move(tasks[0].currentState(), stateGone, tasks...)
 	h.notify()
 }
 
@@ -233,13 +286,13 @@ func (h *heldTasks) waitEmpty(within time.Duration) bool {
 	expired := time.After(within)
 	for {
 		changed := h.nextChange()
-		if h.count.Load() == 0 {
+		if h.all.value() == 0 {
 			return true
 		}
 		select {
 		case <-changed:
 		case <-expired:
-			return h.count.Load() == 0
+			return h.all.value() == 0
 		}
 	}
 }

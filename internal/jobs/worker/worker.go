@@ -74,7 +74,7 @@ type Worker struct {
 	types   []string // the served types; each is either in ungated or in gates
 	ungated []string
 	gates   map[string]*gate // by type
-	feeds   []*partitionFeed // one for each partition
+	feeds   []*feed          // one for each partition
 
 	held        *heldTasks    // the tasks that were read and whose outcome is not reported yet
 	slots       *slotPool     // the started tasks that wait or run
@@ -85,10 +85,13 @@ type Worker struct {
 	poolSizes   presence.PoolSizes
 }
 
+// ErrNoProcessor is returned by New when Config.Types names a type that has no processor.
+var ErrNoProcessor = errors.New("there is no processor for type")
+
 // New returns the worker of a process; it runs jobs with the processors procs. It starts no
 // goroutine, but makes the metrics show the worker's slots. It returns an error when two processors
 // have the same type, when the name of a type is invalid, when cfg.Types names a type that has no
-// processor, or when procs is empty.
+// processor (ErrNoProcessor), or when procs is empty.
 func New(p stage.Process, cfg Config, procs ...processor.Processor) (*Worker, error) {
 	w := &Worker{
 		Process: p, cfg: cfg, metrics: telemetry.NewWorkerMetrics(p.Tel.Meter),
@@ -112,12 +115,10 @@ func New(p stage.Process, cfg Config, procs ...processor.Processor) (*Worker, er
 		if w.procs[typ] == nil {
 			for known := range w.procs {
 				if strings.EqualFold(known, typ) {
-					return nil, fmt.Errorf("BULKACTION_WORKER_TYPES: there is no processor for type %q; did you mean "+
-						"%s?", typ, known)
+					return nil, fmt.Errorf("%w %q; did you mean %s?", ErrNoProcessor, typ, known)
 				}
 			}
-			return nil, fmt.Errorf("BULKACTION_WORKER_TYPES: there is no processor for type %q: take it out, or build "+
-				"a worker that has one", typ)
+			return nil, fmt.Errorf("%w %q: take it out, or build a worker that has one", ErrNoProcessor, typ)
 		}
 	}
 	if len(w.types) == 0 {
@@ -126,17 +127,16 @@ func New(p stage.Process, cfg Config, procs ...processor.Processor) (*Worker, er
 	slices.Sort(w.types)
 	for _, typ := range w.types {
 		if g, ok := w.procs[typ].(processor.Gated); ok {
-			w.gates[typ] = newGate(w, g)
+			w.gates[typ] = newGate(w, typ, g)
 		} else {
 			w.ungated = append(w.ungated, typ)
 		}
 	}
 	w.isolation = newIsolation(w)
 	for _, p := range p.Space.All() {
-		w.feeds = append(w.feeds, &partitionFeed{
-			Worker: w, partition: p,
-			reader:  stream.NewReader(w.Conn, keyspace.GroupWorkers, w.ID),
-			reports: newReportQueue(),
+		w.feeds = append(w.feeds, &feed{
+			w: w, partition: p, reports: newReportQueue(),
+			reader: stream.NewReader(w.Conn, keyspace.GroupWorkers, w.ID),
 		})
 	}
 	w.metrics.ObservePool(w.slots.sizeAndActive)
@@ -157,14 +157,14 @@ func (w *Worker) Run(ctx context.Context) error {
 
 	feeds, periodic := w.Runner(), w.Runner()
 	var feeding, reporting, background sync.WaitGroup
-	for _, p := range w.feeds {
+	for _, f := range w.feeds {
 		if len(w.ungated) > 0 {
-			feeds.Loop("read ready stream", "", p.step)
+			feeds.Loop("read ready stream", "", f.step)
 		}
-		for typ, g := range w.gates {
-			feeds.Loop("read ready stream", "", (&gatedFeed{partitionFeed: p, typ: typ, gate: g}).step)
+		for _, g := range w.gates {
+			feeds.Loop("read ready stream", "", (&gatedFeed{feed: f, gate: g}).step)
 		}
-		reporting.Go(func() { p.reportOutcomes(workCtx) })
+		reporting.Go(func() { f.reportOutcomes(workCtx) })
 	}
 	periodic.Every("renew leases", max(w.cfg.Lease/3, time.Millisecond), w.renewLeases)
 	periodic.Every("look for cancelled groups", cancelInterval, w.stopCancelled)
@@ -178,8 +178,8 @@ func (w *Worker) Run(ctx context.Context) error {
 	w.stopping.Store(true)
 	feeding.Wait()
 	w.drain(endWork)
-	for _, p := range w.feeds {
-		p.reports.close()
+	for _, f := range w.feeds {
+		f.reports.close()
 	}
 	reporting.Wait()
 	w.slots.goroutines.Wait()
@@ -192,12 +192,51 @@ func (w *Worker) Run(ctx context.Context) error {
 	return nil
 }
 
+// These times bound a stop to ten seconds after Config.Grace, unless a call to Redis takes longer
+// to fail: abandonDelay is how long a processor may ignore the end of its context, reportTimeout how
+// long the process tries to report its last outcomes, and giveUpTimeout how long it waits for the
+// end of calls to Redis that it has given up.
+const (
+	abandonDelay  = time.Second
+	reportTimeout = 5 * time.Second
+	giveUpTimeout = 4 * time.Second
+)
+
+// drain empties the process. It releases the waiting jobs at once and lets running jobs finish
+// within Config.Grace. Then it ends their contexts, and after abandonDelay abandons and releases
+// those that still run. It waits until all outcomes are reported. If that takes longer than
+// reportTimeout, it calls stopReporting, which keeps the reports from trying again, and waits up to
+// giveUpTimeout for them to give up.
+func (w *Worker) drain(stopReporting func()) {
+	release(w.slots.close()...)
+	w.isolation.releaseWaiting()
+	if w.held.waitEmpty(w.cfg.Grace) {
+		return
+	}
+	_, running := w.slots.sizeAndActive()
+	w.Tel.Log.Warn("grace period is over, cancelling running jobs", "jobs", running)
+	for _, t := range w.held.tasks() {
+		t.stop(errShutdown)
+	}
+	if w.held.waitEmpty(abandonDelay) {
+		return
+	}
+	for _, t := range w.held.tasks() {
+		t.releaseFrom(stateAdmitting) // Admit ignores the end of its context
+		w.abandon(t, context.Canceled, func() { t.released = true })
+	}
+	if !w.held.waitEmpty(reportTimeout) {
+		stopReporting() // Redis is away; the dispatcher will reclaim the jobs
+		w.held.waitEmpty(giveUpTimeout)
+	}
+}
+
 // dropConsumers removes this process's consumers from the ready streams. A consumer that still has
 // pending entries stays, because their jobs could not be reclaimed without it.
 func (w *Worker) dropConsumers(ctx context.Context) {
-	for _, p := range w.feeds {
+	for _, f := range w.feeds {
 		for _, typ := range w.types {
-			_, _ = ledger.DropConsumer(ctx, w.Conn.Cmd, p.partition.Ready(typ), keyspace.GroupWorkers, w.ID, 0)
+			_, _ = ledger.DropConsumer(ctx, w.Conn.Cmd, f.partition.Ready(typ), keyspace.GroupWorkers, w.ID, 0)
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -19,6 +20,9 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
@@ -36,21 +40,24 @@ var ErrConfig = errors.New("wrong configuration")
 
 // Options are the environment of a process.
 type Options struct {
-	Role    string
-	Args    []string  // command line, without the program's name
-	Environ []string  // NAME=value; for a repeated name the last value counts
-	Stdout  io.Writer // io.Discard when nil
-	Stderr  io.Writer // io.Discard when nil
+	Role string
+	// Processors are the sections of the program's processors, see [Config.Processors].
+	Processors any
+	Args       []string  // command line, without the program's name
+	Environ    []string  // NAME=value; for a repeated name the last value counts
+	Stdout     io.Writer // io.Discard when nil
+	Stderr     io.Writer // io.Discard when nil
 }
 
 // Main runs a role as this process and exits. SIGTERM and SIGINT end run's context; a second signal
-// ends the process at once.
-func Main(role string, run func(context.Context, *Process) error) {
+// ends the process at once. processors becomes [Config.Processors].
+func Main(role string, processors any, run func(context.Context, *Process) error) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // after the first signal, signals have their default effect
 	ballast := newBallast()
-	code := Run(ctx,
-		Options{Role: role, Args: os.Args[1:], Environ: os.Environ(), Stdout: os.Stdout, Stderr: os.Stderr}, run)
+	code := Run(ctx, Options{
+		Role: role, Processors: processors, Args: os.Args[1:], Environ: os.Environ(), Stdout: os.Stdout, Stderr: os.Stderr,
+	}, run)
 	runtime.KeepAlive(ballast)
 	os.Exit(code)
 }
@@ -95,7 +102,7 @@ func Run(ctx context.Context, o Options, run func(context.Context, *Process) err
 		fmt.Fprintf(o.Stdout, "%s %s (%s)\n", flags.Name(), Version(), runtime.Version())
 		return ExitOK
 	}
-	cfg, unknown, err := Load(o.Environ)
+	cfg, unknown, err := Load(o.Environ, o.Processors)
 	if err != nil {
 		fmt.Fprintf(o.Stderr, "%s: wrong configuration:\n%s\n", flags.Name(), err)
 		return ExitUsage
@@ -229,7 +236,7 @@ var variablesHelp string
 // variable has this name.
 func variableFor(name string) string {
 	variable := envPrefix + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
-	if !slices.ContainsFunc(Variables(), func(v Variable) bool { return v.Name == variable }) {
+	if !slices.Contains(known(), variable) {
 		return ""
 	}
 	return variable
@@ -264,4 +271,77 @@ func Version() string {
 		}
 	}
 	return "devel"
+}
+
+// Host is what a surrounding program gives to a process (role) that runs inside it.
+type Host struct {
+	Role       string
+	Processors any               // see [Config.Processors]
+	Settings   map[string]string // values of variables, by their names without BULKACTION_
+	Log        *slog.Logger
+	Tracers    trace.TracerProvider // nil: no traces
+	Meters     metric.MeterProvider // nil: the admin server alone shows metrics
+}
+
+// RunEmbedded runs a role inside another program until run returns. It reads no environment and no
+// arguments, handles no signals, and has an admin server only if Settings names ADMIN_ADDR. Wrong
+// settings are an ErrConfig.
+func RunEmbedded(ctx context.Context, h Host, run func(context.Context, *Process) error) error {
+	cfg, err := LoadSettings(h.Settings, h.Processors)
+	if err != nil {
+		return err
+	}
+	ctx, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	p := newProcess(cfg, h.Role, fail)
+	p.Embedded = true
+	p.Tel, err = telemetry.Given(h.Log.With("instance", p.Instance), h.Tracers, h.Meters)
+	if err != nil {
+		return err
+	}
+	p.OnStop("telemetry", p.Tel.Shutdown)
+	p.hasAdmin = h.Settings["ADMIN_ADDR"] != ""
+	return errors.Join(p.run(ctx, run), p.stop(stopTimeout))
+}
+
+// LoadSettings returns the configuration of a process that runs inside another program. settings
+// are values of variables, by their names without BULKACTION_. Wrong and unknown settings are an
+// ErrConfig. processors becomes [Config.Processors].
+func LoadSettings(settings map[string]string, processors any) (Config, error) {
+	environ := make([]string, 0, len(settings))
+	for name, value := range settings {
+		environ = append(environ, envPrefix+name+"="+value)
+	}
+	slices.Sort(environ) // so that errors have an order
+	cfg, unknown, err := Load(environ, processors)
+	for _, u := range unknown {
+		problem := fmt.Errorf("%s: there is no such setting", u.Name)
+		if name := strings.TrimPrefix(u.Name, envPrefix); strings.HasPrefix(name, envPrefix) {
+			problem = fmt.Errorf("%s: leave out %s in the names of settings", name, envPrefix)
+		} else if u.DidYouMean != "" {
+			problem = fmt.Errorf("%w; did you mean %s?", problem, u.DidYouMean)
+		}
+		err = errors.Join(err, problem)
+	}
+	if err != nil {
+		return Config{}, fmt.Errorf("%w:\n%w", ErrConfig, err)
+	}
+	return cfg, nil
+}
+
+// ballastBytes is the size of an allocation that is never written, so it uses no physical memory,
+// but counts as live heap. Go collects garbage when the heap has doubled since the last collection.
+// The live heap of a role is only a few MiB, so under load there would be dozens of collections a
+// second, a tenth of all CPU time. With the ballast, the heap grows by at least this size before
+// each collection. No setting of the runtime does the same: a higher GOGC multiplies large heaps,
+// too, such as that of a broker with many streams, and a memory limit makes those collect all the
+// time.
+const ballastBytes = 16 << 20
+
+// newBallast allocates the ballast. It returns nil if the environment sets GOGC or GOMEMLIMIT.
+func newBallast() []byte {
+	if os.Getenv("GOGC") != "" || os.Getenv("GOMEMLIMIT") != "" {
+		return nil
+	}
+	return make([]byte, ballastBytes)
 }

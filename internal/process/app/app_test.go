@@ -1,6 +1,7 @@
 package app
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -11,9 +12,11 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"regexp"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -30,7 +33,7 @@ const childVariable = "APP_TEST_CHILD"
 
 func TestMain(m *testing.M) {
 	if manners := os.Getenv(childVariable); manners != "" {
-		Main("child", func(ctx context.Context, _ *Process) error {
+		Main("child", nil, func(ctx context.Context, _ *Process) error {
 			fmt.Println("running")
 			<-ctx.Done()
 			fmt.Println("told")
@@ -349,4 +352,50 @@ func TestIsCancelled(t *testing.T) {
 	require.False(t, IsOnly(fmt.Errorf("run: %w", errors.Join(context.Canceled, other)), context.Canceled))
 	require.False(t, IsOnly(context.DeadlineExceeded, context.Canceled))
 	require.False(t, IsOnly(nil, context.Canceled))
+}
+
+func child(t *testing.T, manners string) (*exec.Cmd, *bufio.Scanner) {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), childVariable+"="+manners, "BULKACTION_ADMIN_ADDR=127.0.0.1:0")
+	stdout, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() { _ = cmd.Process.Kill() })
+	said := bufio.NewScanner(stdout)
+	require.True(t, said.Scan())
+	require.Equal(t, "running", said.Text())
+	return cmd, said
+}
+
+func TestSignalStopsTheProcess(t *testing.T) {
+	for _, signal := range []os.Signal{syscall.SIGTERM, syscall.SIGINT} {
+		cmd, said := child(t, "polite")
+		require.NoError(t, cmd.Process.Signal(signal))
+		require.True(t, said.Scan())
+		require.Equal(t, "told", said.Text())
+		require.NoError(t, cmd.Wait(), "exit code 0")
+	}
+}
+
+func TestSecondSignalEndsTheProcessAtOnce(t *testing.T) {
+	cmd, said := child(t, "stubborn")
+	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
+	require.True(t, said.Scan())
+	require.Equal(t, "told", said.Text())
+	gone := make(chan error, 1)
+	go func() { gone <- cmd.Wait() }()
+	again := time.NewTicker(10 * time.Millisecond) // a signal that arrives together with the first one counts as the first
+	defer again.Stop()
+	for {
+		select {
+		case err := <-gone:
+			var exit *exec.ExitError
+			require.ErrorAs(t, err, &exit)
+			require.Equal(t, syscall.SIGTERM, exit.Sys().(syscall.WaitStatus).Signal())
+			return
+		case <-again.C:
+			_ = cmd.Process.Signal(syscall.SIGTERM)
+		}
+	}
 }

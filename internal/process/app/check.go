@@ -3,8 +3,11 @@ package app
 import (
 	"math"
 	"net"
+	"net/http"
 	"net/netip"
+	"net/url"
 	"reflect"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -258,4 +261,144 @@ func isLoopback(addr string) bool {
 	}
 	ip, err := netip.ParseAddr(host)
 	return err == nil && ip.Unmap().IsLoopback()
+}
+
+const maxIngestStreams = 64
+
+// IngestStream is an ingest stream in addition to the common one. All its messages belong to one
+// tenant.
+type IngestStream struct {
+	Tenant string
+	Prefix string // of the installation's keys
+	Name   string // what follows the prefix and "ingest:" in the name of the stream
+}
+
+// ParseIngestStreams parses the value of INGEST_STREAMS. ok is false if an entry is invalid, a
+// stream is named twice, or there are more than 64.
+func ParseIngestStreams(list []string) (streams []IngestStream, ok bool) {
+	for _, text := range list {
+		tenant, key, _ := strings.Cut(text, "=")
+		at := strings.LastIndex(key, "ingest:")
+		if at < 0 || !api.ValidID(tenant) {
+			return nil, false
+		}
+		s := IngestStream{Tenant: tenant, Prefix: key[:at], Name: key[at+len("ingest:"):]}
+		same := func(other IngestStream) bool { return other.Prefix == s.Prefix && other.Name == s.Name }
+		if !api.ValidID(s.Name) || !keyspace.FitsIngestOf(s.Name) || slices.ContainsFunc(streams, same) {
+			return nil, false
+		}
+		streams = append(streams, s)
+	}
+	return streams, len(streams) <= maxIngestStreams
+}
+
+// IngestStreams returns the further ingest streams.
+func (c IngestConfig) IngestStreams() []IngestStream {
+	streams, _ := ParseIngestStreams(c.Streams) // the rule of the variable has accepted them
+	return streams
+}
+
+func (c Config) streamsHavePrefix() bool {
+	return !slices.ContainsFunc(c.Ingest.IngestStreams(), func(s IngestStream) bool {
+		return s.Prefix != c.Redis.KeyPrefix
+	})
+}
+
+// placeholder matches every {…} in a trace URL, including unknown names, which isTraceURL refuses.
+var placeholder = regexp.MustCompile(`\{[^{}]*\}`)
+
+// isTraceURL reports whether s can be the trace URL of the console: an http or https URL of at most
+// 2,048 bytes that has at least one known placeholder, no unknown ones, and none in its host.
+func isTraceURL(s string) bool {
+	known := []string{"{trace_id}", "{group}", "{ordinal}"}
+	found := placeholder.FindAllString(s, -1)
+	isUnknown := func(p string) bool { return !slices.Contains(known, p) }
+	if len(found) == 0 || slices.ContainsFunc(found, isUnknown) || len(s) > 2048 {
+		return false
+	}
+	parse := func(replacement string) (*url.URL, bool) {
+		text := placeholder.ReplaceAllLiteralString(s, replacement)
+		u, err := url.Parse(text)
+		return u, err == nil && !strings.ContainsAny(text, "{} \"<>\\`")
+	}
+	a, ok := parse("a")
+	b, alsoOK := parse("b")
+	return ok && alsoOK && (a.Scheme == "http" || a.Scheme == "https") && a.Scheme == b.Scheme && a.Host == b.Host &&
+		a.Hostname() != "" && a.User == nil && (a.Port() == "" || isAddr("host:"+a.Port())) &&
+		!strings.HasSuffix(a.Host, ":")
+}
+
+var (
+	audience   = regexp.MustCompile(`^[A-Za-z0-9._:/-]{1,128}$`)
+	headerName = regexp.MustCompile(`^[A-Za-z0-9-]{1,64}$`)
+	hostName   = regexp.MustCompile(`^([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$`)
+)
+
+// isHost reports whether s can be a host, with or without a port. The length is no part of the
+// pattern, because the compiled pattern would then have hundreds of parts.
+func isHost(s string) bool {
+	const longest = 253 // of a name in DNS
+	parts := hostName.FindStringSubmatch(s)
+	return parts != nil && len(parts[1]) <= longest
+}
+
+// isPublicURL reports whether s can be the base of the URLs that visitors get. http is allowed only
+// for loopback: cookies and tokens must not cross a network unencrypted.
+func isPublicURL(s string) bool {
+	u, err := url.Parse(s)
+	if err != nil || u.Hostname() == "" || u.User != nil || u.RawQuery != "" || u.ForceQuery ||
+		strings.Contains(s, "#") || strings.ContainsAny(u.Path, "\"'<>;, ") {
+		return false
+	}
+	port := u.Port()
+	if strings.HasSuffix(u.Host, ":") || port != "" && !isAddr("host:"+port) {
+		return false
+	}
+	return u.Scheme == "https" || u.Scheme == "http" && isLoopback(net.JoinHostPort(u.Hostname(), "0"))
+}
+
+// isIdentityHeader reports whether s can be the name of the header in which a proxy puts the user's
+// id. Headers with another purpose, such as Cookie, can't.
+func isIdentityHeader(s string) bool {
+	switch http.CanonicalHeaderKey(s) {
+	case "Authorization", "Cookie", "Host", "Origin", "Connection", "Last-Event-Id", "X-Forwarded-For":
+		return false
+	}
+	return headerName.MatchString(s)
+}
+
+// networks parses a list of networks. It skips invalid ones, which the check of the variable
+// refuses.
+func networks(list []string) []netip.Prefix {
+	all := make([]netip.Prefix, 0, len(list))
+	for _, s := range list {
+		if p, ok := network(s); ok {
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
+// network parses a network, or an address as the network of this address alone.
+func network(s string) (netip.Prefix, bool) {
+	if p, err := netip.ParsePrefix(s); err == nil {
+		return p.Masked(), true
+	}
+	ip, err := netip.ParseAddr(s)
+	if err != nil || ip.Zone() != "" {
+		return netip.Prefix{}, false
+	}
+	ip = ip.Unmap()
+	return netip.PrefixFrom(ip, ip.BitLen()), true
+}
+
+// isSeatsURL reports whether s can be the URL of the seat service: it has {event} in its path or
+// query, and not in its host.
+func isSeatsURL(s string) bool {
+	authority, rest, ok := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(s, "https://"), "http://"), "/")
+	if !ok || strings.Contains(authority, "{") || !strings.Contains(rest, "{event}") {
+		return false
+	}
+	u, err := url.Parse(strings.ReplaceAll(s, "{event}", "event"))
+	return err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Hostname() != "" && u.Fragment == ""
 }

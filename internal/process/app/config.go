@@ -1,12 +1,13 @@
 package app
 
 import (
+	"cmp"
+	"net"
+	"net/netip"
+	"strings"
 	"time"
 
 	"github.com/bulkaction/bulkaction/internal/redisx"
-	"github.com/bulkaction/bulkaction/processor/email"
-	"github.com/bulkaction/bulkaction/processor/httpcall"
-	"github.com/bulkaction/bulkaction/processor/push"
 )
 
 //go:generate go run ./gendocs ../../..
@@ -23,13 +24,13 @@ type Config struct {
 	Guard        GuardConfig        `section:"Guards of accounts" envPrefix:"GUARD_"`
 	Ingest       IngestConfig       `section:"Ingest"`
 	Auth         AuthConfig         `section:"Authentication"`
-	SMTP         email.Config       `section:"Processor SEND_EMAIL" envPrefix:"SMTP_"`
-	HTTP         httpcall.Config    `section:"Processor HTTP" envPrefix:"HTTP_PROCESSOR_"`
-	Push         push.Config        `section:"Processor PUSH_NOTIFICATION" envPrefix:"PUSH_"`
-	Retention    RetentionConfig    `section:"Retention" envPrefix:"RETENTION_"`
-	Audit        AuditConfig        `section:"Audit" envPrefix:"AUDIT_"`
-	Broker       BrokerConfig       `section:"Waiting room" envPrefix:"BROKER_"`
-	Telemetry    TelemetryConfig    `section:"Telemetry"`
+	// Processors are the sections of the built-in processors: a pointer to a struct whose fields are
+	// tagged like these. nil: the program has none, and knows only the names of their variables.
+	Processors any
+	Retention  RetentionConfig `section:"Retention" envPrefix:"RETENTION_"`
+	Audit      AuditConfig     `section:"Audit" envPrefix:"AUDIT_"`
+	Broker     BrokerConfig    `section:"Waiting room" envPrefix:"BROKER_"`
+	Telemetry  TelemetryConfig `section:"Telemetry"`
 }
 
 // RedisConfig is the address of Redis and the settings of its connections.
@@ -280,4 +281,149 @@ type TelemetryConfig struct {
 	LogLevel string `env:"LOG_LEVEL" envDefault:"info" oneof:"debug,info,warn,error"`
 	// Format of log lines on standard error.
 	LogFormat string `env:"LOG_FORMAT" envDefault:"json" oneof:"json,text"`
+}
+
+// The values of AUTH.
+const (
+	AuthOff  = "off"  // the API asks for no key, and every caller may do everything
+	AuthKeys = "keys" // the API asks for keys
+)
+
+// AuthMode returns AuthOff or AuthKeys. If the variable AUTH is empty, it is AuthOff for an API on
+// loopback, AuthKeys otherwise.
+func (c Config) AuthMode() string {
+	if isLoopback(c.Ingest.APIAddr) {
+		return cmp.Or(c.Auth.Mode, AuthOff)
+	}
+	return cmp.Or(c.Auth.Mode, AuthKeys)
+}
+
+// SecureUI reports whether the cookie of the console may be marked Secure (https only): the API
+// speaks TLS, or its address is not loopback, so that a proxy in front of it has to end TLS.
+func (c Config) SecureUI() bool { return c.Ingest.TLSCertFile != "" || !isLoopback(c.Ingest.APIAddr) }
+
+// OpenToAll reports whether callers on other hosts may use the API without a key.
+func (c Config) OpenToAll() bool { return c.AuthMode() == AuthOff && !isLoopback(c.Ingest.APIAddr) }
+
+// Proxies returns the trusted proxies in front of the API as networks.
+func (c AuthConfig) Proxies() []netip.Prefix { return networks(c.TrustedProxies) }
+
+// authentication calls check once for each rule that relates the address of the API to its
+// protection by keys and TLS.
+func (c Config) authentication(check func(holds bool, name, other, problem string)) {
+	check(!c.OpenToAll() || c.Ingest.AllowUnauthenticated, "API_ADDR", "API_ALLOW_UNAUTHENTICATED",
+		"must be on 127.0.0.1 with BULKACTION_AUTH=off; OTHER=true opens it to everyone all the same")
+	private := isLoopback(c.Ingest.APIAddr) || c.Ingest.TLSCertFile != ""
+	check(private || c.AuthMode() == AuthOff || c.Auth.AllowPlaintext, "API_ADDR", "API_ALLOW_PLAINTEXT",
+		"must be on 127.0.0.1, unless BULKACTION_API_TLS_CERT_FILE is set, so that API keys don't cross a network "+
+			"unencrypted; OTHER=true allows it behind a proxy that ends TLS")
+}
+
+// BrokerConfig sets how a broker serves visitors of the waiting room, and the defaults of events.
+type BrokerConfig struct {
+	// Address for visitors. Port 0 chooses a free port.
+	Addr string `env:"ADDR" envDefault:"127.0.0.1:8090" check:"addr"`
+	// Address under which visitors reach the brokers: the issuer of tokens, and the base of the
+	// addresses in answers. Empty: BROKER_ADDR. With https, cookies are for https only.
+	PublicURL string `env:"PUBLIC_URL" check:"public url"`
+	// Files in PEM with the certificate chain and its key. When they change, new connections use
+	// the new ones within 10s.
+	TLSCertFile string `env:"TLS_CERT_FILE" check:"file"`
+	// Key of TLS_CERT_FILE.
+	TLSKeyFile string `env:"TLS_KEY_FILE" check:"file"`
+	// Allows a BROKER_ADDR that is not loopback without TLS files, because a proxy ends TLS.
+	AllowPlaintext bool `env:"ALLOW_PLAINTEXT" envDefault:"false"`
+	// File in PEM with the Ed25519 keys of tokens: the first signs, all verify. A broker needs it,
+	// and ingest to renew tokens.
+	TokenKeysFile string `env:"TOKEN_KEYS_FILE" check:"file"`
+	// Audience of tokens. Empty: the event.
+	TokenAudience string `env:"TOKEN_AUDIENCE" check:"audience"`
+
+	// Default of the setting token_ttl: life of a token.
+	TokenTTL time.Duration `env:"TOKEN_TTL" envDefault:"5m" min:"1s" max:"24h"`
+	// Default of the setting leeway: how long the slot is held after the token's expiry.
+	TokenLeeway time.Duration `env:"TOKEN_LEEWAY" envDefault:"10s" min:"0s" max:"5m"`
+	// Default of the setting max_session: the latest expiry that renewals reach, counted from the
+	// first token. 0: no limit.
+	MaxSession time.Duration `env:"MAX_SESSION" envDefault:"15m" min:"0s" max:"720h"`
+	// Default of the setting ready: time to fetch the token after the promotion.
+	Ready time.Duration `env:"READY" envDefault:"30s" min:"100ms" max:"24h"`
+	// Default of the setting grace: how long an away user keeps the place. 0: the place ends with
+	// the stream.
+	Grace time.Duration `env:"GRACE" envDefault:"60s" min:"0s" max:"24h"`
+	// Default of the setting on_close: whether a user with a token keeps the slot when the stream
+	// ends.
+	OnClose string `env:"ON_CLOSE" envDefault:"keep" oneof:"keep,release"`
+	// Default of the setting no_show: whether a promoted user who is not connected keeps the slot
+	// for the time READY.
+	NoShow string `env:"NO_SHOW" envDefault:"wait" oneof:"wait,release"`
+	// Default of the setting max_waiting: longest queue of an event.
+	MaxWaiting int `env:"MAX_WAITING" envDefault:"1000000" min:"1" max:"100000000" unit:"users"`
+	// Default of the setting retention: how long a closed event is kept.
+	Retention time.Duration `env:"RETENTION" envDefault:"24h" min:"0s" max:"8760h"`
+
+	// Time between two positions on a stream.
+	PositionInterval time.Duration `env:"POSITION_INTERVAL" envDefault:"1s" min:"10ms" max:"1m"`
+	// Longest pause of the promoter while nothing wakes it.
+	PromoteInterval time.Duration `env:"PROMOTE_INTERVAL" envDefault:"1s" min:"10ms" max:"1m"`
+	// Silence on a stream after which a comment is sent.
+	Heartbeat time.Duration `env:"HEARTBEAT" envDefault:"15s" min:"10ms" max:"5m"`
+	// Longest time to write one frame (server-sent event) of a stream; then the connection is
+	// closed.
+	WriteTimeout time.Duration `env:"WRITE_TIMEOUT" envDefault:"10s" min:"10ms" max:"5m"`
+	// Time over which a broker that stops hands its streams to other brokers.
+	Drain time.Duration `env:"DRAIN" envDefault:"10s" min:"0s" max:"5m"`
+	// Most open streams of a process.
+	MaxConnections int `env:"MAX_CONNECTIONS" envDefault:"50000" min:"1" max:"1000000" unit:"streams"`
+	// Most open streams of one IP address, or of one /64 network of IPv6.
+	MaxConnectionsPerIP int `env:"MAX_CONNECTIONS_PER_IP" envDefault:"1000" min:"1" max:"1000000" unit:"streams"`
+	// New visitors of one IP address. Visitors with a valid cookie don't count.
+	EnterRatePerIP int `env:"ENTER_RATE_PER_IP" envDefault:"10" min:"1" max:"1000000" unit:"visitors a second"`
+
+	// How users are told apart: by a signed cookie, or by a header that a proxy sets.
+	Identity string `env:"IDENTITY" envDefault:"cookie" oneof:"cookie,header"`
+	// Header with the user's id, with IDENTITY=header.
+	IdentityHeader string `env:"IDENTITY_HEADER" check:"header"`
+	// Proxies whose identity header and X-Forwarded-For are believed. The limits per IP don't hold
+	// for requests of such a proxy without X-Forwarded-For.
+	TrustedProxies []string `env:"TRUSTED_PROXIES" check:"networks"`
+	// Hosts that a return_url may name, beside loopback addresses.
+	ReturnHosts []string `env:"RETURN_HOSTS" check:"hosts"`
+	// Address of the seat service; {event} stands for the event. Empty: events must be declared.
+	SeatsURL string `env:"SEATS_URL" secret:"url" check:"seats url"`
+	// Longest time to wait for the seat service.
+	SeatsTimeout time.Duration `env:"SEATS_TIMEOUT" envDefault:"2s" min:"10ms" max:"1m"`
+}
+
+// HasTLS reports whether the broker itself serves https.
+func (c BrokerConfig) HasTLS() bool { return c.TLSCertFile != "" }
+
+// PublicURLOf returns the public URL of a broker that listens on addr, without a slash at its end:
+// PublicURL or, if that is empty, a URL of addr.
+func (c BrokerConfig) PublicURLOf(addr net.Addr) string {
+	switch {
+	case c.PublicURL != "":
+		return strings.TrimSuffix(c.PublicURL, "/")
+	case c.HasTLS():
+		return "https://" + addr.String()
+	}
+	return "http://" + addr.String()
+}
+
+// Proxies returns the trusted proxies as networks.
+func (c BrokerConfig) Proxies() []netip.Prefix { return networks(c.TrustedProxies) }
+
+// relations calls check once for each rule that relates two variables of the section.
+func (c BrokerConfig) relations(check func(holds bool, name, other, problem string)) {
+	check((c.TLSCertFile == "") == (c.TLSKeyFile == ""), "BROKER_TLS_CERT_FILE", "BROKER_TLS_KEY_FILE",
+		"must be set together with OTHER, or not at all")
+	check(isLoopback(c.Addr) || c.HasTLS() || c.AllowPlaintext, "BROKER_ADDR", "BROKER_ALLOW_PLAINTEXT",
+		"must be on 127.0.0.1, unless BULKACTION_BROKER_TLS_CERT_FILE is set; "+
+			"OTHER=true allows it behind a proxy that ends TLS")
+	check(isLoopback(c.Addr) || c.PublicURL != "", "BROKER_ADDR", "BROKER_PUBLIC_URL",
+		"must be on 127.0.0.1, unless OTHER tells the address for visitors")
+	check(c.Identity != "header" || c.IdentityHeader != "", "BROKER_IDENTITY", "BROKER_IDENTITY_HEADER",
+		"must be cookie, unless OTHER is set")
+	check(c.Identity != "header" || len(c.TrustedProxies) > 0, "BROKER_IDENTITY", "BROKER_TRUSTED_PROXIES",
+		"must be cookie, unless OTHER is set")
 }

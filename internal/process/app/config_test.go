@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"fmt"
 	"log/slog"
+	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -15,14 +17,25 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/processor/credential"
+	"github.com/bulkaction/bulkaction/processor/email"
 	"github.com/bulkaction/bulkaction/processor/httpcall"
 	"github.com/bulkaction/bulkaction/processor/push"
 )
 
 // TestDefaults: without any variable, Load returns these defaults, which are a contract.
+// processors are the sections of the built-in processors, as in package builtin.
+type processors struct {
+	SMTP email.Config    `section:"Processor SEND_EMAIL" envPrefix:"SMTP_"`
+	HTTP httpcall.Config `section:"Processor HTTP" envPrefix:"HTTP_PROCESSOR_"`
+	Push push.Config     `section:"Processor PUSH_NOTIFICATION" envPrefix:"PUSH_"`
+}
+
+func load(environ []string) (Config, []Unknown, error) { return Load(environ, new(processors)) }
+
 func TestDefaults(t *testing.T) {
-	c, unknown, err := Load(nil)
+	c, unknown, err := load(nil)
 	require.NoError(t, err)
 	require.Empty(t, unknown)
 
@@ -50,12 +63,13 @@ func TestDefaults(t *testing.T) {
 		Rate: credential.Rate{Permits: 80, Window: 10 * time.Minute}, Limiter: credential.Sliding,
 		Breaker: credential.Breaker{Failures: 3, OpenFor: 10 * time.Minute, Successes: 3}, Concurrency: 1,
 	}
-	require.Equal(t, "127.0.0.1", c.SMTP.Host)
+	processors := c.Processors.(*processors)
+	require.Equal(t, "127.0.0.1", processors.SMTP.Host)
 	require.Equal(t, httpcall.Config{
 		Timeout: 30 * time.Second, MaxResponseBytes: 65536, MaxIdleConnsPerHost: 64, Limits: limits,
-	}, c.HTTP)
-	require.Equal(t, push.Config{Limits: limits, Timeout: 30 * time.Second}, c.Push)
-	require.Equal(t, limits, c.SMTP.Limits)
+	}, processors.HTTP)
+	require.Equal(t, push.Config{Limits: limits, Timeout: 30 * time.Second}, processors.Push)
+	require.Equal(t, limits, processors.SMTP.Limits)
 	require.Equal(t, GuardConfig{Wait: 2 * time.Second, MaxWait: time.Minute}, c.Guard)
 	require.Equal(t, BrokerConfig{
 		Addr: "127.0.0.1:8090", TokenTTL: 5 * time.Minute, TokenLeeway: 10 * time.Second, MaxSession: 15 * time.Minute,
@@ -69,7 +83,7 @@ func TestDefaults(t *testing.T) {
 // TestValuesOfTheDocument: the value 5s of WORKER_TIMEOUT, which is in the requirements document,
 // is accepted.
 func TestValuesOfTheDocument(t *testing.T) {
-	c, _, err := Load([]string{"BULKACTION_WORKER_TIMEOUT=5s"})
+	c, _, err := load([]string{"BULKACTION_WORKER_TIMEOUT=5s"})
 	require.NoError(t, err)
 	require.Equal(t, 5*time.Second, c.Worker.Timeout)
 }
@@ -77,7 +91,7 @@ func TestValuesOfTheDocument(t *testing.T) {
 func TestEveryVariableIsRead(t *testing.T) {
 	samples := map[reflect.Kind]string{reflect.Bool: "true", reflect.Float64: "0.5"}
 	names := map[string]bool{}
-	for _, v := range Variables() {
+	for _, v := range Variables(new(processors)) {
 		require.False(t, names[v.Name], "%s twice", v.Name)
 		names[v.Name] = true
 		value := samples[v.field.Type.Kind()]
@@ -87,7 +101,7 @@ func TestEveryVariableIsRead(t *testing.T) {
 		if value == "" {
 			continue
 		}
-		c, unknown, _ := Load([]string{v.Name + "=" + value})
+		c, unknown, _ := load([]string{v.Name + "=" + value})
 		require.Empty(t, unknown)
 		got := bound(&c, v.Name)
 		require.Equal(t, number(v.field.Type, strings.NewReplacer("true", "1").Replace(value)), asNumber(got.value), v.Name)
@@ -118,16 +132,16 @@ func asNumber(v reflect.Value) float64 {
 func TestEveryLimitHolds(t *testing.T) {
 	refused := func(v Variable, value string) {
 		t.Helper()
-		_, _, err := Load([]string{v.Name + "=" + value})
+		_, _, err := load([]string{v.Name + "=" + value})
 		require.ErrorContains(t, err, fmt.Sprintf("%s=%q: must be %s", v.Name, value, v.Rule))
 	}
 	accepted := func(v Variable, value string) {
 		t.Helper()
-		if _, _, err := Load([]string{v.Name + "=" + value}); err != nil {
+		if _, _, err := load([]string{v.Name + "=" + value}); err != nil {
 			require.NotContains(t, err.Error(), "must be "+v.Rule, "%s=%s", v.Name, value) // an error may be about two variables together, but not about this variable's own rule
 		}
 	}
-	for _, v := range Variables() {
+	for _, v := range Variables(new(processors)) {
 		tag := v.field.Tag
 		if v.Owner.PkgPath() != reflect.TypeFor[Config]().PkgPath() {
 			continue // belongs to a processor's section
@@ -194,13 +208,13 @@ func TestChecks(t *testing.T) {
 	}
 	for _, c := range cases {
 		for _, value := range c.good {
-			_, _, err := Load([]string{envPrefix + c.name + "=" + value})
+			_, _, err := load([]string{envPrefix + c.name + "=" + value})
 			require.NoError(t, err, "%s=%s", c.name, value)
 		}
 		for _, value := range c.bad {
-			_, _, err := Load([]string{envPrefix + c.name + "=" + value})
+			_, _, err := load([]string{envPrefix + c.name + "=" + value})
 			require.ErrorContains(t, err, envPrefix+c.name+"=", value)
-			require.ErrorContains(t, err, "must be "+checks[bound(new(Config), envPrefix+c.name).field.Tag.Get("check")].text)
+			require.ErrorContains(t, err, "must be "+checks[bound(&Config{}, envPrefix+c.name).field.Tag.Get("check")].text)
 		}
 	}
 }
@@ -219,7 +233,7 @@ func TestAuthMode(t *testing.T) {
 		for _, v := range strings.Fields(environ) {
 			set = append(set, envPrefix+v)
 		}
-		c, _, err := Load(set)
+		c, _, err := load(set)
 		require.NoError(t, err, environ)
 		require.Equal(t, want, c.AuthMode(), environ)
 		require.Equal(t, want == AuthOff && strings.Contains(environ, "=:80"), c.OpenToAll(), environ)
@@ -301,7 +315,7 @@ func TestRelations(t *testing.T) {
 			for _, e := range c.environ {
 				environ = append(environ, envPrefix+e)
 			}
-			_, _, err := Load(environ)
+			_, _, err := load(environ)
 			require.Len(t, split(err), len(c.want), "%v", err)
 			for _, want := range c.want {
 				require.ErrorContains(t, err, want)
@@ -311,7 +325,7 @@ func TestRelations(t *testing.T) {
 }
 
 func TestAllMistakesAreReportedAtOnce(t *testing.T) {
-	_, _, err := Load([]string{"BULKACTION_WORKER_COUNT=ten", "BULKACTION_PARTITIONS=0", "BULKACTION_LOG_LEVEL=loud", "BULKACTION_SMTP_PORT=0", "HOME=/"})
+	_, _, err := load([]string{"BULKACTION_WORKER_COUNT=ten", "BULKACTION_PARTITIONS=0", "BULKACTION_LOG_LEVEL=loud", "BULKACTION_SMTP_PORT=0", "HOME=/"})
 	require.Equal(t, []string{
 		`BULKACTION_PARTITIONS="0": must be a whole number of partitions from 1 to 4096`,
 		`BULKACTION_WORKER_COUNT="ten": must be a whole number of jobs from 1 to 10000`,
@@ -326,7 +340,7 @@ func TestSecretsAreNeverShown(t *testing.T) {
 		"redis://user:" + secret + "@h:1/0", "redis:user:" + secret + "@h:1", "redis://u:" + secret + "@a:1,u:" + secret + "@b:2",
 		"redis-sentinel://a:1/main?sentinel_password=" + secret,
 	} {
-		c, _, err := Load([]string{envPrefix + "REDIS_URL=" + url, envPrefix + "SMTP_PASSWORD=" + secret, envPrefix + "PARTITIONS=0"})
+		c, _, err := load([]string{envPrefix + "REDIS_URL=" + url, envPrefix + "SMTP_PASSWORD=" + secret, envPrefix + "PARTITIONS=0"})
 		require.Error(t, err)
 		shown := err.Error() + c.String() + fmt.Sprintf("%v %+v %#v", c, c, c) + slog.AnyValue(c).Resolve().String()
 		for _, part := range []string{"hunter", "two", "zebra"} {
@@ -348,13 +362,13 @@ func TestSecretsFromFiles(t *testing.T) {
 		"BULKACTION_REDIS_URL": "redis://:sesame@h:1/0", "BULKACTION_BROKER_SEATS_URL": "https://u:sesame@h/{event}",
 	}
 	var found []string
-	for _, v := range Variables() {
+	for _, v := range Variables(new(processors)) {
 		if v.File == "" {
 			continue
 		}
 		found = append(found, v.File)
 		value := cmp.Or(samples[v.Name], "sesame-sesame-sesame")
-		c, unknown, err := Load([]string{v.File + "=" + file(value+"\r\n")})
+		c, unknown, err := load([]string{v.File + "=" + file(value+"\r\n")})
 		require.NoError(t, err, v.File)
 		require.Empty(t, unknown, v.File)
 		require.Equal(t, value, bound(&c, v.Name).value.String(), v.File)
@@ -366,7 +380,7 @@ func TestSecretsFromFiles(t *testing.T) {
 			" is empty":                                   {v.File + "=" + file("\n")},
 			" has more than 65536 bytes":                  {v.File + "=" + file(strings.Repeat("x", 65537))},
 		} {
-			_, _, err := Load(environ)
+			_, _, err := load(environ)
 			require.ErrorContains(t, err, problem)
 			require.NotContains(t, err.Error(), "sesame", v.File)
 		}
@@ -393,7 +407,8 @@ func TestRedisAlone(t *testing.T) {
 }
 
 func TestShownConfiguration(t *testing.T) {
-	c, _, err := Load([]string{
+	t.Setenv("BULKACTION_WORKER_COUNT", "7") // the environment of the process is not asked for defaults
+	c, _, err := load([]string{
 		"BULKACTION_WORKER_COUNT=7", "BULKACTION_WORKER_TYPES=A,B", "BULKACTION_LEASE=30s",
 		"BULKACTION_REDIS_URL=redis://user:secret@h:1/0", "BULKACTION_SMTP_USERNAME=u", "BULKACTION_SMTP_PASSWORD=secret",
 	})
@@ -404,8 +419,30 @@ func TestShownConfiguration(t *testing.T) {
 	require.Contains(t, c.String(), "BULKACTION_BACKPRESSURE_MAX_BACKOFF=1m0s\n")
 }
 
+// TestProcessWithoutProcessors: a program without built-in processors knows the names of their
+// variables, and neither checks nor logs the values.
+func TestProcessWithoutProcessors(t *testing.T) {
+	environ := []string{"BULKACTION_SMTP_PORT=mail", "BULKACTION_SMTP_PASWORD=x", "BULKACTION_SMTP_PASSWORD_FILE=/nowhere", "BULKACTION_SMTP_PASWORD=x"}
+	c, unknown, err := Load(environ, nil)
+	require.NoError(t, err)
+	require.Equal(t, []Unknown{{"BULKACTION_SMTP_PASWORD", "BULKACTION_SMTP_PASSWORD"}}, unknown)
+	require.Equal(t, "[]", c.LogValue().String())
+}
+
+// TestHelpNamesEveryVariable: the names that a process knows are those of all variables.
+func TestHelpNamesEveryVariable(t *testing.T) {
+	var names []string
+	for _, v := range Variables(new(processors)) {
+		names = append(names, v.Name)
+		if v.File != "" {
+			names = append(names, v.File)
+		}
+	}
+	require.ElementsMatch(t, names, slices.Compact(slices.Sorted(slices.Values(known()))))
+}
+
 func TestUnknownVariables(t *testing.T) {
-	_, unknown, err := Load([]string{
+	_, unknown, err := load([]string{
 		"BULKACTION_WORKERS_COUNT=7", "BULKACTION_GLOBAL_RPS=5", "BULKACTION_WORKER_COUNT=7", "BULKACTION_COMPLETELY_ELSE=1", "BULKACTION_=1", "WORKER_COUNT=1",
 		"BULKACTION_SMTP_PASWORD=x",
 	})
@@ -439,8 +476,91 @@ func TestTraceURL(t *testing.T) {
 		`https://traces.example/?q="{group}"`, "https://traces.example/<{group}>", "https://traces.example/%zz{group}",
 		"https://traces.example/{group}" + strings.Repeat("x", 2048), "{group}", "{group}://traces.example",
 	} {
-		_, _, err := Load([]string{envPrefix + "TRACE_URL_TEMPLATE=" + bad})
+		_, _, err := load([]string{envPrefix + "TRACE_URL_TEMPLATE=" + bad})
 		require.ErrorContains(t, err, "BULKACTION_TRACE_URL_TEMPLATE=", bad)
 		require.ErrorContains(t, err, "at least one of {trace_id}, {group} and {ordinal}", bad)
 	}
+}
+
+func TestPublicURL(t *testing.T) {
+	t.Parallel()
+	addr := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 8090}
+	require.Equal(t, "http://127.0.0.1:8090", BrokerConfig{}.PublicURLOf(addr))
+	require.Equal(t, "https://127.0.0.1:8090", BrokerConfig{TLSCertFile: "c.pem"}.PublicURLOf(addr))
+	require.Equal(t, "https://shop.example/room", BrokerConfig{PublicURL: "https://shop.example/room/"}.PublicURLOf(addr))
+}
+
+func TestProxies(t *testing.T) {
+	t.Parallel()
+	c := BrokerConfig{TrustedProxies: []string{"10.1.2.3/8", "127.0.0.1", "::1"}}
+	require.Equal(t, []netip.Prefix{
+		netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("127.0.0.1/32"), netip.MustParsePrefix("::1/128"),
+	}, c.Proxies())
+}
+
+func TestIngestStreams(t *testing.T) {
+	many := make([]string, maxIngestStreams+1)
+	for i := range many {
+		many[i] = fmt.Sprintf("acme=bulk-action:ingest:s%d", i)
+	}
+	load := func(value, prefix string) ([]IngestStream, error) {
+		c, _, err := load([]string{"BULKACTION_INGEST_STREAMS=" + value, "BULKACTION_KEY_PREFIX=" + prefix})
+		return c.Ingest.IngestStreams(), err
+	}
+	const prefix = "bulk-action:"
+	got, err := load("acme=bulk-action:ingest:a,globex=bulk-action:ingest:ingest,acme=bulk-action:ingest:b.2", prefix)
+	require.NoError(t, err)
+	require.Equal(t, []IngestStream{{"acme", prefix, "a"}, {"globex", prefix, "ingest"}, {"acme", prefix, "b.2"}}, got)
+	got, err = load("acme=ingest:ingest:a", "ingest:")
+	require.NoError(t, err)
+	require.Equal(t, []IngestStream{{"acme", "ingest:", "a"}}, got)
+	_, err = load(strings.Join(many[1:], ","), prefix)
+	require.NoError(t, err)
+
+	for name, value := range map[string]string{
+		"no stream":               "acme",
+		"an empty stream":         "acme=",
+		"no tenant":               "=bulk-action:ingest:a",
+		"a wrong tenant":          "a{b=bulk-action:ingest:a",
+		"the main stream":         "acme=bulk-action:ingest",
+		"no name":                 "acme=bulk-action:ingest:",
+		"rejected messages":       "acme=bulk-action:ingest:rejected",
+		"a brace":                 "acme=bulk-action:ingest:{0}",
+		"a colon":                 "acme=bulk-action:ingest:a:b",
+		"a long name":             "acme=bulk-action:ingest:" + strings.Repeat("a", keyspace.MaxIngestName+1),
+		"another key":             "acme=bulk-action:events",
+		"the same stream twice":   "acme=bulk-action:ingest:a,globex=bulk-action:ingest:a",
+		"a space":                 "acme=bulk-action:ingest:a, globex=bulk-action:ingest:b",
+		"an empty entry":          "acme=bulk-action:ingest:a,",
+		"more streams than there": strings.Join(many, ","),
+	} {
+		_, err := load(value, prefix)
+		require.ErrorContains(t, err, "BULKACTION_INGEST_STREAMS=", name)
+		require.ErrorContains(t, err, "must be a comma list of tenant=stream", name)
+	}
+	_, err = load("acme=other:ingest:a", prefix)
+	require.ErrorContains(t, err, "must have streams that begin with the value of BULKACTION_KEY_PREFIX")
+}
+
+// FuzzLoad: any value of any variable is either accepted, or refused with an error that names the
+// variable and shows no long password; it never causes a panic.
+func FuzzLoad(f *testing.F) {
+	all := Variables(new(processors))
+	for i, v := range all {
+		f.Add(uint8(i), v.Default)
+	}
+	for _, value := range []string{"", "-1", "1e400", "NaN", "5m", "9223372036854775808", "a,b", "6,3,1", "redis://:secret@h", "::1", "\x00", "0x10", " 1 "} {
+		f.Add(uint8(len(value)), value)
+	}
+	f.Fuzz(func(t *testing.T, which uint8, value string) {
+		v := all[int(which)%len(all)]
+		_, unknown, err := load([]string{v.Name + "=" + value})
+		require.Empty(t, unknown)
+		if err != nil {
+			require.Contains(t, err.Error(), v.Name)
+			if strings.Contains(strings.ToUpper(v.Name), "PASSWORD") && len(value) > 20 {
+				require.NotContains(t, err.Error(), value)
+			}
+		}
+	})
 }

@@ -1,12 +1,17 @@
 package app
 
 import (
+	"encoding"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"maps"
+	"os"
 	"reflect"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -27,16 +32,16 @@ type Unknown struct {
 // last value counts. An empty value means the default. The error joins one error for each mistake,
 // with the variable, mostly its value (unless it is a secret), and the rule that it breaks. The
 // value of a secret may come from the file that NAME_FILE names. Unknown variables are not errors;
-// the caller should log them.
-func Load(environ []string) (Config, []Unknown, error) {
+// the caller should log them. processors becomes [Config.Processors].
+func Load(environ []string, processors any) (Config, []Unknown, error) {
 	set := variablesIn(environ)
-	var c Config
+	c := Config{Processors: processors}
 	variables := c.variables()
 	bad, mistakes := parse(variables, set)
 	mistakes = append(mistakes, c.relations(variables, bad)...)
 	mistakes = append(mistakes, c.Redis.mistakes(bad)...)
-	mistakes = append(mistakes, c.processors(bad)...)
-	return c, unknown(set, variables), errors.Join(mistakes...)
+	mistakes = append(mistakes, c.validate(bad)...)
+	return c, unknown(set), errors.Join(mistakes...)
 }
 
 // LoadRedis reads and checks only the section Redis, for commands that use Redis and nothing else.
@@ -55,7 +60,7 @@ func LoadRedis(environ []string, url string) (RedisConfig, error) {
 // password and its file, and TLS.
 func RedisAccess() []string {
 	var names []string
-	for _, v := range Variables() {
+	for _, v := range Variables(nil) {
 		if strings.HasPrefix(v.Name, envPrefix+"REDIS_TLS_") || v.Name == envPrefix+"REDIS_USERNAME" ||
 			strings.HasPrefix(v.Name, envPrefix+"REDIS_PASSWORD") {
 			names = append(names, v.Name)
@@ -159,21 +164,19 @@ func (c *Config) relations(variables []Variable, bad map[string]bool) []error {
 	return mistakes
 }
 
-// processors calls the method Validate of each processor's section, and returns the errors. It
-// skips a section with an invalid variable. A section's error begins with the variable's name
-// inside the section; processors adds the prefix.
-func (c *Config) processors(bad map[string]bool) []error {
+// validate calls the method Validate of each processor's section, and returns the errors. It skips a
+// section with an invalid variable. A section's error begins with the variable's name inside the
+// section; validate adds the prefix.
+func (c *Config) validate(bad map[string]bool) []error {
 	var mistakes []error
-	sections := reflect.ValueOf(c).Elem()
-	for i := range sections.NumField() {
-		section, ok := sections.Field(i).Interface().(interface{ Validate() error })
-		prefix := envPrefix + sections.Type().Field(i).Tag.Get("envPrefix")
-		inSection := func(name string) bool { return strings.HasPrefix(name, prefix) }
+	for _, s := range c.sections() {
+		section, ok := s.value.Interface().(interface{ Validate() error })
+		inSection := func(name string) bool { return strings.HasPrefix(name, s.prefix) }
 		if !ok || slices.ContainsFunc(slices.Collect(maps.Keys(bad)), inSection) {
 			continue
 		}
 		for _, err := range split(section.Validate()) {
-			mistakes = append(mistakes, fmt.Errorf("%s%w", prefix, err))
+			mistakes = append(mistakes, fmt.Errorf("%s%w", s.prefix, err))
 		}
 	}
 	return mistakes
@@ -202,23 +205,281 @@ func (c Config) String() string {
 // GoString returns String, so that no format verb shows a secret.
 func (c Config) GoString() string { return c.String() }
 
-var defaults = sync.OnceValue(func() map[string]string {
-	c, _, _ := Load(nil)
-	values := map[string]string{}
-	for _, v := range c.variables() {
-		values[v.Name] = v.show()
-	}
-	return values
-})
-
 // LogValue returns, for the log, the variables whose values differ from their defaults; secrets are
 // redacted.
 func (c Config) LogValue() slog.Value {
 	var attrs []slog.Attr
 	for _, v := range c.variables() {
-		if value := v.show(); value != defaults()[v.Name] {
+		unset := v
+		unset.value = reflect.New(v.field.Type).Elem()
+		_ = unset.parse(map[string]string{}) // gives it its default, which is valid; nil would be os.Environ
+		if value := v.show(); value != unset.show() {
 			attrs = append(attrs, slog.String(strings.ToLower(strings.TrimPrefix(v.Name, envPrefix)), value))
 		}
 	}
 	return slog.GroupValue(attrs...)
+}
+
+const envPrefix = "BULKACTION_"
+
+// Variable describes one environment variable, as docs/configuration.md shows it.
+type Variable struct {
+	Section string
+	Name    string // with the prefix BULKACTION_
+	Default string // "" for none
+	Rule    string // the rule for valid values, in words
+	File    string // the variable that may name a file with the value instead; "" for none
+
+	Owner reflect.Type // the struct that has the field
+	Field string       // the field's name there; its comment describes the variable
+
+	prefix string
+	field  reflect.StructField
+	value  reflect.Value
+}
+
+// Variables returns every variable, in the order of docs/configuration.md: those of the sections of
+// Config, and of processors (see [Config.Processors]).
+func Variables(processors any) []Variable { return (&Config{Processors: processors}).variables() }
+
+// section is one section of a Config.
+type section struct {
+	name, prefix string
+	value        reflect.Value
+}
+
+func (c *Config) sections() []section {
+	var all []section
+	var add func(reflect.Value)
+	add = func(parts reflect.Value) {
+		for field, value := range parts.Fields() {
+			switch {
+			case value.Kind() != reflect.Interface:
+				all = append(all, section{field.Tag.Get("section"), envPrefix + field.Tag.Get("envPrefix"), value})
+			case !value.IsNil(): // Processors
+				add(value.Elem().Elem())
+			}
+		}
+	}
+	add(reflect.ValueOf(c).Elem())
+	return all
+}
+
+// variables returns every variable, bound to its field in c.
+func (c *Config) variables() []Variable {
+	var all []Variable
+	for _, s := range c.sections() {
+		all = append(all, Variable{Section: s.name, prefix: s.prefix}.fields(s.value)...)
+	}
+	for i, v := range all {
+		file := v.Name + "_FILE"
+		own := slices.ContainsFunc(all, func(v Variable) bool { return v.Name == file })
+		if v.isSecret() && !own {
+			all[i].File = file
+		}
+	}
+	return all
+}
+
+// isSecret reports whether the variable's value is or contains a secret, by its tag or its name.
+func (v Variable) isSecret() bool {
+	return v.field.Tag.Get("secret") != "" || secretNames.MatchString(v.Name)
+}
+
+// maxSecretFile is the largest size of a file with a secret, in bytes.
+const maxSecretFile = 64 << 10
+
+// readFile handles the variable NAME_FILE, which only a secret has: if it names a file, readFile
+// sets NAME in environ to the file's content without the line breaks at the end. It is an error if
+// NAME is set, too, or if nothing remains.
+func (v Variable) readFile(environ map[string]string) error {
+	name := environ[v.File]
+	if v.File == "" || name == "" {
+		return nil
+	}
+	if environ[v.Name] != "" {
+		return fmt.Errorf("%s: set either it or %s, not both", v.Name, v.File)
+	}
+	file, err := os.Open(name)
+	if err != nil {
+		return fmt.Errorf("%s: %w", v.File, err)
+	}
+	defer func() { _ = file.Close() }() // it was only read
+	content, err := io.ReadAll(io.LimitReader(file, maxSecretFile+1))
+	if err != nil {
+		return fmt.Errorf("%s: %w", v.File, err)
+	}
+	value := strings.TrimRight(string(content), "\r\n")
+	switch {
+	case value == "":
+		return fmt.Errorf("%s: %s is empty", v.File, name)
+	case len(content) > maxSecretFile:
+		return fmt.Errorf("%s: %s has more than %d bytes", v.File, name, maxSecretFile)
+	}
+	environ[v.Name] = value
+	return nil
+}
+
+// fields returns the variables of a struct and of its embedded structs, with the section and the
+// prefix of v.
+func (v Variable) fields(owner reflect.Value) []Variable {
+	var all []Variable
+	for f, value := range owner.Fields() {
+		name, _, _ := strings.Cut(f.Tag.Get("env"), ",")
+		switch {
+		case name != "":
+			all = append(all, Variable{
+				Section: v.Section,
+				Name:    v.prefix + name,
+				Default: f.Tag.Get("envDefault"),
+				Rule:    ruleOf(f).text,
+				Owner:   owner.Type(),
+				Field:   f.Name,
+				prefix:  v.prefix,
+				field:   f,
+				value:   value,
+			})
+		case f.Anonymous:
+			all = append(all, v.fields(value)...)
+		}
+	}
+	return all
+}
+
+// parse sets the field from the environment. It returns an error if the value breaks the variable's
+// rule. The errors of the env library name only the field, and field names are not unique; so each
+// variable is parsed as a struct of its own.
+func (v Variable) parse(environ map[string]string) error {
+	alone := reflect.New(reflect.StructOf([]reflect.StructField{v.field}))
+	if err := env.ParseWithOptions(alone.Interface(), env.Options{Environment: environ, Prefix: v.prefix}); err != nil {
+		problem := "must be " + v.Rule
+		if _, err := strconv.ParseFloat(environ[v.Name], 64); err == nil && v.field.Type == durationType {
+			problem += ": give the unit, such as " + environ[v.Name] + "s"
+		}
+		return v.mistake(environ[v.Name], problem)
+	}
+	v.value.Set(alone.Elem().Field(0))
+	if ruleOf(v.field).holds(v.value) {
+		return nil
+	}
+	problem := "must be " + v.Rule
+	if v.field.Tag.Get("check") == "redis" {
+		problem += ": " + redisx.URLMistake(v.value.String())
+	}
+	return v.mistake(environ[v.Name], problem)
+}
+
+func (v Variable) mistake(value, problem string) error {
+	return fmt.Errorf("%s=%q: %s", v.Name, v.redact(value), problem)
+}
+
+// secretNames matches variables whose values are secrets, by the ends of their names.
+var secretNames = regexp.MustCompile(`(PASSWORD|SECRET|TOKEN|API_KEY|HEADERS)$`)
+
+const redacted = "[redacted]"
+
+// redact returns the value with its secret parts replaced.
+func (v Variable) redact(value string) string {
+	switch {
+	case value == "" || !v.isSecret():
+		return value
+	case v.field.Tag.Get("secret") == "url" && !strings.Contains(value, "?"):
+		// Redact a URL up to its last @: the password before it may contain an @ itself. If the URL
+		// has parameters after ?, redact it whole: they may contain a password, too.
+		if at := strings.LastIndexByte(value, '@'); at >= 0 {
+			return redacted + value[at:]
+		}
+		return value
+	}
+	return redacted
+}
+
+// show returns the value as it would be written in the environment; secrets are redacted.
+func (v Variable) show() string {
+	if timeouts, ok := v.value.Interface().(map[string]time.Duration); ok {
+		parts := make([]string, 0, len(timeouts))
+		for _, typ := range slices.Sorted(maps.Keys(timeouts)) {
+			parts = append(parts, typ+"="+timeouts[typ].String())
+		}
+		return strings.Join(parts, ",")
+	}
+	if text, ok := v.value.Interface().(encoding.TextMarshaler); ok {
+		b, _ := text.MarshalText() // never fails for the types of variables
+		return v.redact(string(b))
+	}
+	if v.value.Kind() != reflect.Slice {
+		return v.redact(fmt.Sprint(v.value.Interface()))
+	}
+	parts := make([]string, v.value.Len())
+	for i := range parts {
+		parts[i] = fmt.Sprint(v.value.Index(i).Interface())
+	}
+	return v.redact(strings.Join(parts, ","))
+}
+
+// others are variables with the prefix BULKACTION_ that no section reads: the command line and the
+// tests do. They are not reported as unknown.
+var others = []string{
+	"BULKACTION_API", "BULKACTION_API_KEY", "BULKACTION_API_KEY_FILE",
+	"BULKACTION_CA_FILE", "BULKACTION_CERT_FILE", "BULKACTION_KEY_FILE",
+	"BULKACTION_REDIS_SERVER", "BULKACTION_TEST_BIN",
+}
+
+// known returns the names of all variables in the help: also of those whose sections this program
+// does not have.
+var known = sync.OnceValue(func() []string {
+	return regexp.MustCompile(envPrefix+`[A-Z0-9_]+`).FindAllString(variablesHelp, -1)
+})
+
+// unknown returns the variables that are set but that no section of any process reads, without
+// others, ordered by name.
+func unknown(set map[string]string) []Unknown {
+	var found []Unknown
+	for _, name := range slices.Sorted(maps.Keys(set)) {
+		if !slices.Contains(known(), name) && !slices.Contains(others, name) {
+			found = append(found, Unknown{Name: name, DidYouMean: Nearest(name, known())})
+		}
+	}
+	return found
+}
+
+// Nearest returns the known name that is most similar to an unknown name. Two names are similar if
+// they differ in at most a quarter of the letters and one, or if the unknown name only lacks the
+// first words, such as the prefix of a section. Nearest returns "" if no known name is similar.
+func Nearest(name string, names []string) string {
+	own := strings.TrimPrefix(name, envPrefix)
+	best, least := "", len(own)/4+1
+	for _, candidate := range names {
+		other := strings.TrimPrefix(candidate, envPrefix)
+		d := distance(own, other)
+		if own != "" && strings.HasSuffix(other, "_"+own) {
+			d = 1
+		}
+		if d < least || d == least && best == "" {
+			best, least = candidate, d
+		}
+	}
+	return best
+}
+
+// distance returns the Levenshtein distance: the smallest number of letters to insert, delete or
+// replace to change a into b.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			replace := diagonal
+			if a[i] != b[j] {
+				replace++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(replace, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
 }

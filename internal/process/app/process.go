@@ -4,14 +4,18 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"os"
 	"regexp"
+	"slices"
 	"sync"
 	"time"
+
+	"golang.org/x/sync/singleflight"
 
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
@@ -126,4 +130,144 @@ func newInstance(role string) string {
 	var random [4]byte
 	_, _ = rand.Read(random[:]) // never fails
 	return fmt.Sprintf("%.32s-%.48s-%d-%s", role, host, os.Getpid(), hex.EncodeToString(random[:]))
+}
+
+const checkTimeout = time.Second
+
+// Readiness decides whether a process can do its work. It serves /readyz: 200 if every check
+// passes, otherwise 503. Only a caller on this host gets the reasons. /readyz?for=traffic ignores
+// shared checks. A process without any check that counts is starting. A starting process and a
+// stopping (draining) one are not ready.
+type Readiness struct {
+	timeout time.Duration // of each check
+
+	mu       sync.Mutex
+	checks   []*check
+	draining bool
+}
+
+// Purpose is what the caller of /readyz uses the answer for.
+type Purpose string
+
+const (
+	// ForWork asks whether the process can do its work.
+	ForWork Purpose = ""
+	// ForTraffic asks whether a load balancer should send requests. Checks of what all processes
+	// share, such as Redis, don't count: when Redis is away, every process fails them, and a load
+	// balancer without any process answers clients worse than the processes do.
+	ForTraffic Purpose = "traffic"
+)
+
+// check is a named check of /readyz. At most one run of it is active: requests that arrive
+// meanwhile get its result, so that a check that hangs does not pile up goroutines.
+type check struct {
+	name   string
+	shared bool // what it checks is away for all processes at once
+	run    func(context.Context) error
+	once   singleflight.Group
+}
+
+// NewReadiness returns a Readiness without checks.
+func NewReadiness() *Readiness { return &Readiness{timeout: checkTimeout} }
+
+// Add adds a check. /readyz shows its error to callers on this host, so the error must contain no
+// secret. A check that takes longer than a second has failed.
+func (r *Readiness) Add(name string, run func(context.Context) error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.checks = append(r.checks, &check{name: name, run: run})
+}
+
+// AddShared adds a check of a service that all processes use. /readyz?for=traffic ignores this
+// check.
+func (r *Readiness) AddShared(name string, run func(context.Context) error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.checks = append(r.checks, &check{name: name, shared: true, run: run})
+}
+
+// SetDraining makes the process permanently not ready, because it is stopping.
+func (r *Readiness) SetDraining() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.draining = true
+}
+
+// ReadyReport is the body of /readyz.
+type ReadyReport struct {
+	Status  string            `json:"status"`            // ready, failing, starting or draining
+	Failing map[string]string `json:"failing,omitempty"` // the error of each failing check, by its name
+}
+
+// Report runs all checks that count for a purpose concurrently, and returns the result. It runs
+// none while the process is draining.
+func (r *Readiness) Report(ctx context.Context, purpose Purpose) ReadyReport {
+	r.mu.Lock()
+	checks, draining := slices.Clone(r.checks), r.draining
+	r.mu.Unlock()
+	if purpose == ForTraffic {
+		checks = slices.DeleteFunc(checks, func(c *check) bool { return c.shared })
+	}
+	switch {
+	case draining:
+		return ReadyReport{Status: "draining"}
+	case len(checks) == 0:
+		return ReadyReport{Status: "starting"}
+	}
+	errs := make([]error, len(checks))
+	var running sync.WaitGroup
+	for i, c := range checks {
+		running.Go(func() { errs[i] = c.ask(ctx, r.timeout) })
+	}
+	running.Wait()
+	report := ReadyReport{Status: "ready"}
+	for i, err := range errs {
+		if err == nil {
+			continue
+		}
+		if report.Failing == nil {
+			report = ReadyReport{Status: "failing", Failing: map[string]string{}}
+		}
+		report.Failing[checks[i].name] = err.Error()
+	}
+	return report
+}
+
+func (c *check) ask(ctx context.Context, timeout time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	answer := c.once.DoChan("", func() (any, error) {
+		// the request that started the check may be cancelled
+		shared, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
+		defer cancel()
+		return nil, c.run(shared)
+	})
+	select {
+	case a := <-answer:
+		return a.Err
+	case <-ctx.Done():
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			return fmt.Errorf("no answer within %s", timeout)
+		}
+		return ctx.Err()
+	}
+}
+
+// ServeHTTP serves /readyz, and /readyz?for=traffic. Only this host learns which checks fail and
+// why.
+func (r *Readiness) ServeHTTP(w http.ResponseWriter, request *http.Request) {
+	purpose := Purpose(request.URL.Query().Get("for"))
+	if purpose != ForWork && purpose != ForTraffic {
+		http.Error(w, "for must be traffic, or absent", http.StatusBadRequest)
+		return
+	}
+	report := r.Report(request.Context(), purpose)
+	if !fromLoopback(request) {
+		report.Failing = nil
+	}
+	w.Header().Set("Content-Type", "application/json")
+	if report.Status != "ready" {
+		w.WriteHeader(http.StatusServiceUnavailable)
+	}
+	_ = json.NewEncoder(w).Encode(report) // fails only if the client has closed the connection
 }

@@ -2,12 +2,19 @@ package app
 
 import (
 	"context"
+	"crypto/sha256"
+	"crypto/subtle"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
+	"os"
+	"strings"
+	"sync"
 	"time"
 )
 
@@ -116,4 +123,200 @@ func (s *Server) stop(ctx context.Context) error {
 	}
 	<-s.served
 	return err
+}
+
+// certificateInterval is the least time between two checks of the certificate files for changes.
+const certificateInterval = 5 * time.Second
+
+// TLSFiles are the PEM files of a server that speaks TLS. The certificate and its key may be in one
+// file.
+type TLSFiles struct {
+	CertFile, KeyFile string
+	// ClientCAFile has the certificates of the authorities that sign client certificates; the
+	// server then demands one of each client. "": clients need no certificate.
+	ClientCAFile string
+}
+
+// certificate is the TLS configuration of a server. A handshake loads it again when its files have
+// changed; open connections keep the certificate with which they began. No goroutine watches the
+// files.
+type certificate struct {
+	files TLSFiles
+	log   *slog.Logger
+	now   func() time.Time
+
+	mu      sync.Mutex
+	loaded  *tls.Config
+	leaf    *x509.Certificate
+	state   fileState // of the files when loaded was read
+	checked time.Time
+}
+
+// fileState is the sizes and times of change of the files. If it differs, one of them was written
+// or replaced.
+type fileState [3]fileVersion
+
+type fileVersion struct {
+	modified time.Time
+	size     int64
+}
+
+// ServerTLS returns the TLS configuration of a server: TLS 1.2 and newer, HTTP/2 and HTTP/1.1. When
+// the files change, new connections use the new ones within certificateInterval, unless these can't
+// be used.
+func ServerTLS(files TLSFiles, log *slog.Logger) (*tls.Config, error) {
+	c, err := loadCertificate(files, log)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
+	}
+	return &tls.Config{MinVersion: tls.VersionTLS12, GetConfigForClient: c.get}, nil
+}
+
+// loadCertificate reads the files.
+func loadCertificate(files TLSFiles, log *slog.Logger) (*certificate, error) {
+	c := &certificate{files: files, log: log, now: time.Now}
+	state, err := c.look()
+	if err != nil {
+		return nil, err
+	}
+	if err := c.load(state); err != nil {
+		return nil, err
+	}
+	c.checked = c.now()
+	return c, nil
+}
+
+// get returns the configuration for a handshake. Files that can't be used don't replace the present
+// ones: get logs the reason. The first handshake after certificateInterval tries again, because a
+// key may be written after its certificate.
+func (c *certificate) get(*tls.ClientHelloInfo) (*tls.Config, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := c.now()
+	if now.Sub(c.checked) < certificateInterval {
+		return c.loaded, nil
+	}
+	c.checked = now
+	state, err := c.look()
+	if err == nil && state != c.state {
+		if err = c.load(state); err == nil {
+			c.log.Info("certificate changed", "file", c.files.CertFile, "not_after", c.leaf.NotAfter)
+		}
+	}
+	if err != nil {
+		c.log.Error("certificate could not be read again, the old one stays in use", "error", err)
+	}
+	return c.loaded, nil
+}
+
+func (c *certificate) load(state fileState) error {
+	f := c.files
+	pair, err := tls.LoadX509KeyPair(f.CertFile, f.KeyFile)
+	if err != nil {
+		return fmt.Errorf("read the certificate %s and its key %s: %w", f.CertFile, f.KeyFile, err)
+	}
+	config := &tls.Config{
+		MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair}, NextProtos: []string{"h2", "http/1.1"},
+	}
+	if f.ClientCAFile != "" {
+		pem, err := os.ReadFile(f.ClientCAFile)
+		if err != nil {
+			return fmt.Errorf("read the authorities of clients: %w", err)
+		}
+		config.ClientAuth, config.ClientCAs = tls.RequireAndVerifyClientCert, x509.NewCertPool()
+		if !config.ClientCAs.AppendCertsFromPEM(pem) {
+			return fmt.Errorf("read the authorities of clients: %s has no certificate in PEM", f.ClientCAFile)
+		}
+	}
+	c.loaded, c.leaf, c.state = config, pair.Leaf, state
+	return nil
+}
+
+func (c *certificate) look() (fileState, error) {
+	var s fileState
+	for i, name := range []string{c.files.CertFile, c.files.KeyFile, c.files.ClientCAFile} {
+		if name == "" {
+			continue
+		}
+		info, err := os.Stat(name)
+		if err != nil {
+			return fileState{}, fmt.Errorf("read the certificate: %w", err)
+		}
+		s[i] = fileVersion{info.ModTime(), info.Size()}
+	}
+	return s, nil
+}
+
+// adminReadTimeout is the longest time that the admin server waits for a request and its body.
+const adminReadTimeout = 5 * time.Second
+
+// HandleAdmin adds a route to the admin server; pattern has the syntax of [http.ServeMux]. If the
+// process has an admin token, requests must show it. Without a token, GET and HEAD are open to all,
+// and other methods only to callers on this host whose Host header is a loopback one.
+func (p *Process) HandleAdmin(pattern string, handler http.Handler) {
+	p.admin.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+		token := p.Config.Telemetry.AdminToken
+		reads := r.Method == http.MethodGet || r.Method == http.MethodHead
+		switch {
+		case token != "" && !hasToken(r, token):
+			w.Header().Set("WWW-Authenticate", "Bearer")
+			http.Error(w, "send the admin token: Authorization: Bearer TOKEN", http.StatusUnauthorized)
+		case token == "" && !reads && (!fromLoopback(r) || !isLoopbackHost(r.Host)):
+			http.Error(w, "without an admin token ("+envPrefix+"ADMIN_TOKEN_FILE), changes are for this host only",
+				http.StatusForbidden)
+		default:
+			handler.ServeHTTP(w, r)
+		}
+	})
+}
+
+// hasToken reports whether a request has the token. The time that it takes does not depend on how
+// much of the token is right.
+func hasToken(r *http.Request, token string) bool {
+	scheme, given, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	got, want := sha256.Sum256([]byte(strings.TrimSpace(given))), sha256.Sum256([]byte(token))
+	return subtle.ConstantTimeCompare(got[:], want[:]) == 1 && strings.EqualFold(scheme, "Bearer")
+}
+
+func fromLoopback(r *http.Request) bool {
+	peer, err := netip.ParseAddrPort(r.RemoteAddr)
+	return err == nil && peer.Addr().Unmap().IsLoopback()
+}
+
+// isLoopbackHost reports whether a Host header names this host by a name that no DNS server can
+// point elsewhere.
+func isLoopbackHost(host string) bool {
+	if _, _, err := net.SplitHostPort(host); err != nil {
+		host = net.JoinHostPort(strings.Trim(host, "[]"), "0")
+	}
+	return isLoopback(strings.ToLower(host))
+}
+
+// onlyLoopbackHosts returns a handler that refuses requests with another Host header than a
+// loopback one, so that no web page reaches a server on loopback by DNS rebinding.
+func onlyLoopbackHosts(handler http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !isLoopbackHost(r.Host) {
+			http.Error(w, "this server listens on loopback and serves only the hosts localhost and loopback addresses",
+				http.StatusMisdirectedRequest)
+			return
+		}
+		handler.ServeHTTP(w, r)
+	})
+}
+
+func (p *Process) serveAdmin(ctx context.Context) error {
+	p.admin.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok\n")) })
+	p.admin.Handle("GET /readyz", p.Ready)
+	p.HandleAdmin("GET /metrics", p.Tel.MetricsHandler())
+	addr, handler := p.Config.Telemetry.AdminAddr, http.Handler(p.admin)
+	if isLoopback(addr) {
+		handler = onlyLoopbackHosts(handler)
+	}
+	listening, err := p.Serve(ctx, "admin", addr, ServeOptions{ReadTimeout: adminReadTimeout}, handler)
+	if err != nil {
+		return fmt.Errorf("%w; choose another %sADMIN_ADDR", err, envPrefix)
+	}
+	p.adminAddr = listening
+	return nil
 }

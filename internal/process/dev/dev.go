@@ -15,6 +15,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/process/app"
+	"github.com/bulkaction/bulkaction/internal/process/builtin"
 	"github.com/bulkaction/bulkaction/internal/process/roles"
 	"github.com/bulkaction/bulkaction/internal/room/entrytoken"
 	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
@@ -75,7 +76,7 @@ func Run(ctx context.Context, o Options) int {
 		defer remove()
 		environ = append(environ, keysFile+keys)
 	}
-	return app.Run(ctx, app.Options{Role: "dev", Environ: environ, Stderr: o.Log},
+	return app.Run(ctx, app.Options{Role: "dev", Processors: new(builtin.Config), Environ: environ, Stderr: o.Log},
 		func(ctx context.Context, p *app.Process) error { return run(ctx, p, o) })
 }
 
@@ -151,16 +152,17 @@ func run(ctx context.Context, p *app.Process, o Options) error {
 	if err != nil || ctx.Err() != nil {
 		return err
 	}
-	named := roles.All(roles.Own{BuiltIn: true, Listening: func(addr string) {
+	own := roles.Own{BuiltIn: builtin.Create, RoomListening: o.RoomStarted, Listening: func(addr string) {
 		if o.Started != nil {
 			o.Started(addr, o.RedisURL)
 		}
-	}})
+	}}
+	named := own.Jobs()
 	if o.Rooms {
 		if err := declareDemo(ctx, p, b); err != nil {
 			return err
 		}
-		named["broker"] = roles.Broker(o.RoomStarted)
+		named["broker"] = own.Broker
 	}
 	return roles.Together(ctx, p, b, named)
 }

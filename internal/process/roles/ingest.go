@@ -11,23 +11,24 @@ import (
 	"github.com/bulkaction/bulkaction/internal/jobs/ingest"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/process/app"
+	"github.com/bulkaction/bulkaction/internal/web/gateway"
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
 // Ingest returns the role that accepts submissions over HTTP and from the ingest stream. It needs
 // the reducers written in Go to check the aggregates that a group asks for. The role calls
 // listening, unless it is nil, with the API's address before it accepts submissions.
-func Ingest(reducers *reducer.Registry, listening func(addr string)) BasedRole {
+func Ingest(reducers *reducer.Registry, listening func(addr string)) Role {
 	return serveAPI(reducers, listening, true)
 }
 
 // Console returns the role of a process that serves the API, the web console or both, as API_SERVE
 // says, and leaves the ingest streams to other processes. listening is used as by [Ingest].
-func Console(listening func(addr string)) BasedRole {
+func Console(listening func(addr string)) Role {
 	return serveAPI(reducer.NewRegistry(), listening, false)
 }
 
-func serveAPI(reducers *reducer.Registry, listening func(addr string), consume bool) BasedRole {
+func serveAPI(reducers *reducer.Registry, listening func(addr string), consume bool) Role {
 	return func(ctx context.Context, p *app.Process, b Base) error {
 		batched, ok := b.Conn.Cmd.(interface {
 			AutoPipelineWithOptions(*redis.AutoPipelineOptions) (*redis.AutoPipeliner, error)
@@ -51,7 +52,7 @@ func serveAPI(reducers *reducer.Registry, listening func(addr string), consume b
 			return err
 		}
 		defer stop()
-		keys, keyStore, logins, err := apiKeys(p, b)
+		keys, keyStore, sessions, err := apiKeys(p, b)
 		if err != nil {
 			return err
 		}
@@ -67,21 +68,19 @@ func serveAPI(reducers *reducer.Registry, listening func(addr string), consume b
 				return err
 			}
 		}
-		var streams []ingest.Stream
-		for _, s := range c.IngestStreams() {
-			streams = append(streams, ingest.Stream{Name: s.Name, Tenant: s.Tenant})
-		}
-		in, err := ingest.New(ctx, b.of(p), ingest.Config{
-			APIAddr:        c.APIAddr,
+		groups, decoder := store(p, b, reducers, appender), messages.Decoder{Ops: ops}
+		g, err := gateway.New(ctx, b.of(p), gateway.Config{
+			Addr:           c.APIAddr,
 			AddrSetting:    addrSetting,
 			Listen:         HooksOf(ctx).Listen,
 			TLS:            tlsConfig,
 			MaxConnections: c.MaxConnections,
 			DrainDelay:     c.DrainDelay,
-			Lease:          p.Config.Worker.Lease,
 			Grace:          p.Config.Worker.ShutdownGracePeriod,
+			Store:          groups,
+			Decoder:        decoder,
 			Guards:         b.Guards,
-			Events:         rooms,
+			Rooms:          rooms,
 			Keys:           keys,
 			KeyStore:       keyStore,
 			KeyRPS:         p.Config.Auth.KeyRPS,
@@ -89,19 +88,28 @@ func serveAPI(reducers *reducer.Registry, listening func(addr string), consume b
 			KeepActivity:   p.Config.Retention.Activity,
 			NoAPI:          !slices.Contains(c.Serve, "api"),
 			UI:             slices.Contains(c.Serve, "ui"),
-			Logins:         logins,
+			Sessions:       sessions,
 			Secure:         p.Config.SecureUI(),
 			TraceURL:       c.TraceURLTemplate,
-			NoStream:       !consume,
-			Streams:        streams,
-		}, store(p, b, reducers, appender), messages.Decoder{Ops: ops})
+		})
 		if err != nil {
 			return err
 		}
 		b.listening()
 		if listening != nil {
-			listening(in.APIAddr())
+			listening(g.Addr())
 		}
-		return in.Run(ctx)
+		if !consume {
+			return g.Run(ctx)
+		}
+		streams := ingest.Config{
+			Lease:   p.Config.Worker.Lease,
+			Grace:   p.Config.Worker.ShutdownGracePeriod,
+			Gateway: g.Run,
+		}
+		for _, s := range c.IngestStreams() {
+			streams.Streams = append(streams.Streams, ingest.Stream{Name: s.Name, Tenant: s.Tenant})
+		}
+		return ingest.New(b.of(p), streams, groups, decoder).Run(ctx)
 	}
 }

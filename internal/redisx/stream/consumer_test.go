@@ -4,15 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
@@ -559,4 +562,99 @@ func BenchmarkConsumer(b *testing.B) {
 		b.StartTimer()
 	}
 	b.ReportMetric(float64(b.N)*n/total.Seconds(), "entries/s")
+}
+
+// failingReads is a go-redis hook that fails one XREADGROUP in each interval `every`, with the
+// error of a broken connection and without sending it.
+type failingReads struct {
+	redistest.NoHook
+	every time.Duration
+
+	mu   sync.Mutex
+	last time.Time
+}
+
+func (f *failingReads) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if cmd.Name() == "xreadgroup" {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			if time.Since(f.last) > f.every {
+				f.last = time.Now()
+				cmd.SetErr(io.ErrUnexpectedEOF)
+				return io.ErrUnexpectedEOF
+			}
+		}
+		return next(ctx, cmd)
+	}
+}
+
+// TestErrorsNowAndThenDoNotStopClaims: a consumer whose reads fail now and then still claims the
+// entries of a dead one.
+func TestErrorsNowAndThenDoNotStopClaims(t *testing.T) {
+	t.Parallel()
+	s := redistest.Server(t)
+	c, other := connect(t, s.URL()), connect(t, s.URL())
+	stream := unique("ingest")
+	dead := NewReader(other, group, "dead")
+	require.NoError(t, dead.EnsureGroup(t.Context(), stream))
+	publish(t, other, stream, 0, 1)
+	batches, err := dead.Read(t.Context(), []string{stream}, 1, 0)
+	require.NoError(t, err)
+	require.Len(t, batches, 1)
+
+	const lease = time.Second
+	c.Block.AddHook(&failingReads{every: lease / 2})
+	out, _, _ := subscribe(t, c, stream, ConsumerConfig{Lease: lease})
+	d := receive(t, out)
+	require.Equal(t, "m0", d.Get("id"))
+	d.Ack()
+	awaitEmpty(t, other, stream)
+}
+
+const (
+	patience = 30 * time.Second // limit for events that must happen; a healthy run needs a fraction of it
+	glance   = 10 * time.Millisecond
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
+
+func connect(t testing.TB, url string) *redisx.Conn {
+	t.Helper()
+	c, err := redisx.Connect(context.Background(), redisx.Config{URL: url, PoolMaxActive: 20, DialTimeout: patience, CommandTimeout: patience})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+func add(t testing.TB, c *redisx.Conn, stream string, fields ...string) string {
+	t.Helper()
+	id, err := c.Cmd.XAdd(context.Background(), &redis.XAddArgs{Stream: stream, Values: fields}).Result()
+	require.NoError(t, err)
+	return id
+}
+
+var names atomic.Int64
+
+// unique returns a name that no other test uses.
+func unique(what string) string { return fmt.Sprintf("%s-%d", what, names.Add(1)) }
+
+// calls is a hook that counts the client's successful commands that begin with the arguments begin.
+// If has is not nil, it counts only those that also have this argument.
+type calls struct {
+	redistest.NoHook
+	begin []any
+	has   any
+	n     atomic.Int64
+}
+
+func (c *calls) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		if args := cmd.Args(); err == nil && len(args) >= len(c.begin) && slices.Equal(args[:len(c.begin)], c.begin) &&
+			(c.has == nil || slices.Contains(args, c.has)) {
+			c.n.Add(1)
+		}
+		return err
+	}
 }

@@ -2,12 +2,15 @@ package stream
 
 import (
 	"context"
+	"log/slog"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
@@ -80,4 +83,325 @@ func TestForgetDeadConsumers(t *testing.T) {
 		require.Equal(t, []string{"holder"}, consumers())
 		require.EqualValues(t, 1, c.Cmd.XPending(ctx, "s", "g").Val().Count)
 	})
+}
+
+func TestOldestPending(t *testing.T) {
+	redistest.BothAlone(t, func(t *testing.T, url string) {
+		ctx := context.Background()
+		c := connect(t, url)
+		stream := unique("ingest")
+		idle := NewConsumer(c, ConsumerConfig{Stream: stream, Group: group, Name: "idle", Log: slog.Default()})
+		_, _, err := idle.OldestPending(ctx)
+		require.True(t, call.IsNoGroup(err), "%v", err)
+
+		out, consumer, _ := subscribe(t, c, stream, ConsumerConfig{})
+		publishLarge(t, c, stream, 0, 2)
+		first, second := receive(t, out), receive(t, out)
+		if second.ID < first.ID {
+			first, second = second, first
+		}
+		id, ok, err := consumer.OldestPending(ctx)
+		require.NoError(t, err)
+		require.True(t, ok)
+		require.Equal(t, first.ID, id)
+
+		// An entry stops counting as pending as soon as the handler has acknowledged it and
+		// returned, although the consumer sends acknowledgements later.
+		first.Ack()
+		require.Eventually(t, func() bool {
+			id, ok, err := consumer.OldestPending(ctx)
+			return err == nil && ok && id == second.ID
+		}, patience, glance)
+		second.Ack()
+		require.Eventually(t, func() bool {
+			_, ok, err := consumer.OldestPending(ctx)
+			return err == nil && !ok
+		}, patience, glance)
+	})
+}
+
+// TestOldestPendingFlushes: OldestPending itself sends the acknowledgements that the consumer has
+// collected and not sent yet.
+func TestOldestPendingFlushes(t *testing.T) {
+	redistest.BothAlone(t, func(t *testing.T, url string) {
+		ctx := context.Background()
+		c := connect(t, url)
+		stream := unique("ingest")
+		idle := NewConsumer(c, ConsumerConfig{Stream: stream, Group: group, Name: "idle", Log: slog.Default()})
+		require.NoError(t, idle.reader.EnsureGroup(ctx, stream))
+		publish(t, c, stream, 0, 2)
+		batches, err := idle.reader.Read(ctx, []string{stream}, 2, 0)
+		require.NoError(t, err)
+		entries := batches[0].Entries
+		idle.acks.add([]string{entries[0].ID})
+		id, ok, err := idle.OldestPending(ctx)
+		require.NoError(t, err)
+		require.True(t, ok)
+		require.Equal(t, entries[1].ID, id)
+	})
+}
+
+// TestOldestPendingSeesUnownedEntries: OldestPending also returns an older entry that no consumer
+// owns, because it is delivered again later.
+func TestOldestPendingSeesUnownedEntries(t *testing.T) {
+	redistest.BothAlone(t, func(t *testing.T, url string) {
+		ctx := context.Background()
+		c := connect(t, url)
+		me := NewConsumer(c, ConsumerConfig{Stream: "s", Group: "g", Name: "me", Log: slog.Default()})
+		require.NoError(t, me.reader.EnsureGroup(ctx, "s"))
+		first := add(t, c, "s", "k", "v")
+		_, err := NewReader(c, "g", "gone").Read(ctx, []string{"s"}, 1, 0)
+		require.NoError(t, err)
+		require.NoError(t, c.Cmd.XGroupDelConsumer(ctx, "s", "g", "gone").Err())
+		add(t, c, "s", "k", "v")
+		_, err = me.reader.Read(ctx, []string{"s"}, 1, 0)
+		require.NoError(t, err)
+		id, ok, err := me.OldestPending(ctx)
+		require.NoError(t, err)
+		require.True(t, ok)
+		require.Equal(t, first, id)
+	})
+}
+
+// owners returns the consumer of each pending entry, by id.
+func owners(t *testing.T, c *redisx.Conn) map[string]string {
+	t.Helper()
+	pending, err := c.Cmd.XPendingExt(context.Background(),
+		&redis.XPendingExtArgs{Stream: "s", Group: "g", Start: "-", End: "+", Count: 10_000}).Result()
+	require.NoError(t, err)
+	all := map[string]string{}
+	for _, p := range pending {
+		all[p.ID] = p.Consumer
+	}
+	return all
+}
+
+func TestClaimUnowned(t *testing.T) {
+	redistest.BothAlone(t, func(t *testing.T, url string) {
+		ctx := context.Background()
+		c := connect(t, url)
+		r := NewReader(c, "g", "me")
+		claim := func() []string {
+			listed, err := Unowned(ctx, c.Cmd, "s", "g")
+			require.NoError(t, err)
+			ids, err := r.ClaimUnowned(ctx, "s", time.Hour)
+			require.NoError(t, err)
+			require.Equal(t, listed, ids)
+			listed, err = Unowned(ctx, c.Cmd, "s", "g")
+			require.NoError(t, err)
+			require.Equal(t, listed, ids, "until another consumer claims them")
+			again, err := r.ClaimUnowned(ctx, "s", time.Hour)
+			require.NoError(t, err)
+			require.Empty(t, again, "once")
+			return ids
+		}
+		require.Empty(t, claim(), "no stream")
+		ids := []string{add(t, c, "s", "n", "0")}
+		require.Empty(t, claim(), "no group")
+		require.NoError(t, r.EnsureGroup(ctx, "s"))
+		require.Empty(t, claim(), "nothing was delivered")
+		for range 7 {
+			ids = append(ids, add(t, c, "s", "k", "v"))
+		}
+		read := func(consumer string, n int) {
+			_, err := NewReader(c, "g", consumer).Read(ctx, []string{"s"}, n, 0)
+			require.NoError(t, err)
+		}
+
+		// A consumer that owns entries is deleted: only its entries are unowned, not those of other
+		// consumers, and not undelivered ones.
+		read("gone", 2)
+		read("me", 1)
+		read("gone", 2)
+		require.NoError(t, c.Cmd.XGroupDelConsumer(ctx, "s", "g", "gone").Err())
+		require.Equal(t, []string{ids[0], ids[1], ids[3], ids[4]}, claim())
+		require.Equal(t, map[string]string{
+			ids[0]: "unowned", ids[1]: "unowned", ids[2]: "me", ids[3]: "unowned", ids[4]: "unowned",
+		}, owners(t, c))
+		got, _, _, err := r.Claim(ctx, "s", time.Hour, "0-0", 10)
+		require.NoError(t, err)
+		require.Len(t, got, 4, "they are idle for as long as asked")
+		require.NoError(t, r.ack(ctx, "s", ids[0]))
+		require.Empty(t, claim(), "an acknowledged entry does not come back")
+	})
+}
+
+// TestClaimUnownedAfterSetID: entries that XGROUP SETID makes a group skip are unowned. Pending
+// ones to which it goes back are not.
+func TestClaimUnownedAfterSetID(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	c := connect(t, redistest.Server(t).URL())
+	r := NewReader(c, "g", "me")
+	require.NoError(t, r.EnsureGroup(ctx, "s"))
+	var ids []string
+	for range 4 {
+		ids = append(ids, add(t, c, "s", "k", "v"))
+	}
+	_, err := r.Read(ctx, []string{"s"}, 2, 0)
+	require.NoError(t, err)
+	for setID, want := range map[string][]string{ids[0]: nil, ids[1]: nil, ids[2]: ids[2:3], "$": ids[2:]} {
+		require.NoError(t, c.Cmd.XGroupSetID(ctx, "s", "g", setID).Err())
+		unowned, err := Unowned(ctx, c.Cmd, "s", "g")
+		require.NoError(t, err)
+		require.Equal(t, want, unowned, setID)
+	}
+
+	// An entry that was deleted from the stream while it was pending is not reported as unowned:
+	// Claim reports it.
+	require.NoError(t, c.Cmd.XGroupSetID(ctx, "s", "g", "$").Err())
+	require.NoError(t, c.Cmd.XDel(ctx, "s", ids[0], ids[3]).Err())
+	claimed, err := r.ClaimUnowned(ctx, "s", 0)
+	require.NoError(t, err)
+	require.Equal(t, ids[2:3], claimed)
+	require.Equal(t, map[string]string{ids[0]: "me", ids[1]: "me", ids[2]: "unowned"}, owners(t, c))
+}
+
+// TestClaimUnownedInPages: the search for unowned entries reads the stream page by page: pages of
+// pending entries, and pages of unowned ones.
+func TestClaimUnownedInPages(t *testing.T) {
+	redistest.BothAlone(t, func(t *testing.T, url string) {
+		ctx := context.Background()
+		c := connect(t, url)
+		r := NewReader(c, "g", "me")
+		require.NoError(t, r.EnsureGroup(ctx, "s"))
+		read := func(consumer string, n int) {
+			_, err := c.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+				for range n {
+					pipe.XAdd(ctx, &redis.XAddArgs{Stream: "s", Values: []string{"k", "v"}})
+				}
+				return nil
+			})
+			require.NoError(t, err)
+			_, err = NewReader(c, "g", consumer).Read(ctx, []string{"s"}, n, 0)
+			require.NoError(t, err)
+		}
+		read("gone", 3*unownedPage)
+		read("me", 2*pendingPage+1)
+		read("gone", unownedPage)
+		require.NoError(t, c.Cmd.XGroupDelConsumer(ctx, "s", "g", "gone").Err())
+		ids, err := r.ClaimUnowned(ctx, "s", 0)
+		require.NoError(t, err)
+		require.Len(t, ids, 4*unownedPage)
+		require.Len(t, owners(t, c), 4*unownedPage+2*pendingPage+1)
+		listed, err := Unowned(ctx, c.Cmd, "s", "g")
+		require.NoError(t, err)
+		require.Equal(t, ids, listed)
+	})
+}
+
+// TestConsumerHandlesUnownedEntries: a consumer with a lease of 300 ms finds and handles entries
+// that were delivered and that no consumer owns.
+func TestConsumerHandlesUnownedEntries(t *testing.T) {
+	redistest.BothAlone(t, func(t *testing.T, url string) {
+		ctx := context.Background()
+		c := connect(t, url)
+		stream := unique("ingest")
+		out, _, _ := subscribe(t, c, stream, ConsumerConfig{Lease: 300 * time.Millisecond})
+		publish(t, c, stream, 0, 1)
+		receive(t, out).Ack()
+		// Each entry is delivered to another consumer, and that consumer is deleted at once.
+		ids := make([]string, 2)
+		for i := range ids {
+			gone, err := c.Cmd.TxPipelined(ctx, func(tx redis.Pipeliner) error {
+				tx.XAdd(ctx, &redis.XAddArgs{Stream: stream, Values: []string{"k", "v"}})
+				tx.XReadGroup(ctx, &redis.XReadGroupArgs{Group: group, Consumer: "gone", Streams: []string{stream, ">"}, Block: -1})
+				tx.XGroupDelConsumer(ctx, stream, group, "gone")
+				return nil
+			})
+			require.NoError(t, err)
+			ids[i] = gone[0].(*redis.StringCmd).Val()
+		}
+		for _, id := range ids {
+			d := receive(t, out)
+			require.Equal(t, id, d.ID)
+			d.Ack()
+		}
+		require.Eventually(t, func() bool { return c.Cmd.XLen(ctx, stream).Val() == 0 }, patience, glance)
+	})
+}
+
+const largestID = "18446744073709551615-18446744073709551615"
+
+// TestConsumerRecoversFromTheLargestID: an entry with the largest possible id blocks its stream. It
+// is handled once, under another id, and the stream takes further entries.
+func TestConsumerRecoversFromTheLargestID(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	c := connect(t, redistest.Server(t).URL())
+	stream := unique("ingest")
+	out, _, _ := subscribe(t, c, stream, ConsumerConfig{})
+	for range 2 { // the id can be used again
+		ordinary := add(t, c, stream, "k", "ordinary")
+		d := receive(t, out)
+		require.Equal(t, ordinary, d.ID)
+		// The last id is the second largest possible one, so Redis gives the next entry the largest
+		// one. Then it refuses all further entries, until the consumer has moved that entry to
+		// another id.
+		require.NoError(t, c.Cmd.XAdd(ctx, &redis.XAddArgs{
+			Stream: stream, ID: "18446744073709551615-18446744073709551614", Values: []string{"k", "first"}}).Err())
+		_ = c.Cmd.XAdd(ctx, &redis.XAddArgs{Stream: stream, Values: []string{"k", "second"}}) // refused if it comes late
+		d.Ack()
+		seen := receive(t, out)
+		require.Equal(t, "first", seen.Get("k"))
+		require.False(t, InFuture(seen.ID))
+		seen.Ack()
+		var id string
+		require.Eventually(t, func() bool {
+			var err error
+			id, err = c.Cmd.XAdd(ctx, &redis.XAddArgs{Stream: stream, Values: []string{"k", "last"}}).Result()
+			return err == nil
+		}, patience, glance)
+		require.False(t, InFuture(id))
+		for seen.Get("k") != "last" {
+			seen = receive(t, out)
+			require.False(t, InFuture(seen.ID))
+			seen.Ack()
+		}
+		require.Eventually(t, func() bool {
+			select { // the entry with the largest id may come after the last one
+			case seen := <-out:
+				seen.Ack()
+			default:
+			}
+			return c.Cmd.XLen(ctx, stream).Val() == 0
+		}, patience, glance)
+	}
+}
+
+func TestRenumber(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	c := connect(t, redistest.Server(t).URL())
+	r := NewReader(c, "g", "me")
+	require.NoError(t, renumber(ctx, c.Cmd, "s", slog.Default()), "no stream")
+	require.NoError(t, r.EnsureGroup(ctx, "s"))
+	exact := func() {
+		t.Helper()
+		require.NoError(t, renumber(ctx, c.Cmd, "s", slog.Default()))
+	}
+	exact()
+	kept := add(t, c, "s", "k", "kept")
+	before := c.Cmd.XInfoStream(ctx, "s").Val()
+	exact()
+	require.Equal(t, before, c.Cmd.XInfoStream(ctx, "s").Val(), "nothing is in the future")
+
+	_, err := c.Cmd.XAdd(ctx, &redis.XAddArgs{Stream: "s", ID: largestID, Values: []string{"k", "v", "k", "w"}}).Result()
+	require.NoError(t, err)
+	_, err = r.Read(ctx, []string{"s"}, 10, 0)
+	require.NoError(t, err)
+	require.ErrorContains(t, c.Cmd.XAdd(ctx, &redis.XAddArgs{Stream: "s", Values: []string{"k", "v"}}).Err(), "exhausted")
+	exact()
+	require.Equal(t, map[string]string{kept: "me"}, owners(t, c))
+	batches, err := r.Read(ctx, []string{"s"}, 10, 0)
+	require.NoError(t, err)
+	require.Len(t, batches[0].Entries, 1)
+	require.Equal(t, []string{"k", "v", "k", "w"}, batches[0].Entries[0].Fields)
+
+	// The entry is gone, its id is not.
+	require.NoError(t, c.Cmd.XAdd(ctx, &redis.XAddArgs{Stream: "s", ID: largestID, Values: []string{"k", "v"}}).Err())
+	require.NoError(t, c.Cmd.XDel(ctx, "s", largestID).Err())
+	exact()
+	require.False(t, InFuture(add(t, c, "s", "k", "v")))
+	require.EqualValues(t, 3, c.Cmd.XLen(ctx, "s").Val())
 }

@@ -1,14 +1,23 @@
 package wm
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"log/slog"
+	"runtime"
+	"slices"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 
 	"github.com/bulkaction/bulkaction/client/stream"
+	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
@@ -104,4 +113,71 @@ func BenchmarkPublish(b *testing.B) {
 		require.NoError(b, p.Publish("s", msgs...))
 	}
 	b.ReportMetric(float64(b.N*len(msgs))/b.Elapsed().Seconds(), "messages/s")
+}
+
+// TestFollower: a follower gets all of 20 messages of a stream, and deletes from the stream those
+// that it has read, but for the last one.
+func TestFollower(t *testing.T) {
+	redistest.BothAlone(t, func(t *testing.T, url string) {
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		c := connect(t, url)
+		p, err := NewPublisher(c)
+		require.NoError(t, err)
+		require.NoError(t, p.Publish("s", running("0"), running("1")))
+
+		f, err := NewFollower(c, slog.New(slog.DiscardHandler))
+		require.NoError(t, err)
+		msgs, err := f.Subscribe(ctx, "s")
+		require.NoError(t, err)
+		seen := map[string]bool{}
+		for i := range 20 {
+			if i >= 2 {
+				require.NoError(t, p.Publish("s", running(fmt.Sprint(i))))
+			}
+			for !seen[fmt.Sprint(i)] {
+				msg := <-msgs
+				seen[msg.UUID] = true
+				msg.Ack()
+			}
+		}
+		require.Eventually(t, func() bool { return c.Cmd.XLen(ctx, "s").Val() == 1 }, 5*time.Second, 10*time.Millisecond)
+		require.NoError(t, f.Close())
+		// watermill's Close does not wait for its reader
+		require.Eventually(t, func() bool {
+			stacks := make([]byte, 1<<20)
+			return !bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("redisstream.(*Subscriber).read"))
+		}, 10*time.Second, 20*time.Millisecond)
+		require.NoError(t, c.Ping(context.Background()), "the connection is shared")
+	})
+}
+
+// patience is the limit for events that must happen; a healthy run needs a fraction of it.
+const patience = 30 * time.Second
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
+
+func connect(t testing.TB, url string) *redisx.Conn {
+	t.Helper()
+	c, err := redisx.Connect(context.Background(), redisx.Config{URL: url, PoolMaxActive: 20, DialTimeout: patience, CommandTimeout: patience})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// calls is a hook that counts the client's successful commands that begin with the arguments begin.
+type calls struct {
+	redistest.NoHook
+	begin []any
+	n     atomic.Int64
+}
+
+func (c *calls) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		if args := cmd.Args(); err == nil && len(args) >= len(c.begin) && slices.Equal(args[:len(c.begin)], c.begin) {
+			c.n.Add(1)
+		}
+		return err
+	}
 }

@@ -66,12 +66,11 @@ func TestEmptyQueue(t *testing.T) {
 
 // dropDispatch is a hook of the Redis client. It answers each XADD of a dispatch message itself, so
 // that the message is lost, and counts these messages.
-type dropDispatch struct{ lost atomic.Int64 }
-
-func (*dropDispatch) DialHook(next redis.DialHook) redis.DialHook { return next }
-func (*dropDispatch) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
+type dropDispatch struct {
+	redistest.NoHook
+	lost atomic.Int64
 }
+
 func (d *dropDispatch) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		if cmd.Name() == "xadd" && strings.Contains(fmt.Sprint(cmd.Args()[1]), "dispatch:") {
@@ -330,14 +329,11 @@ func TestUnknownEvent(t *testing.T) {
 // slowFirst is a hook of the Redis client. It blocks the first call of the script enter for new
 // visitors until release is closed, and counts these calls.
 type slowFirst struct {
+	redistest.NoHook
 	calls   atomic.Int64
 	release chan struct{}
 }
 
-func (*slowFirst) DialHook(next redis.DialHook) redis.DialHook { return next }
-func (*slowFirst) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
 func (s *slowFirst) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		if args := cmd.Args(); len(args) > 6 && args[6] == string(waitingroom.EnterNew) && s.calls.Add(1) == 1 {

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/web"
 )
 
 //go:embed page
@@ -232,14 +233,14 @@ func (a *API) showProblem(w http.ResponseWriter, r *http.Request, v *view, err e
 		return a.page.show(w, r, http.StatusOK, v, "start")
 	}
 	p := a.refuse(r, err)
-	p.setRetryAfter(w.Header())
+	web.SetRetryAfter(w.Header(), p.RetryAfter)
 	switch key := p.reason; {
 	case key == "identity":
 		return p
 	case v.Text.Messages[key] != message{}:
 		return a.page.show(w, r, p.Status, v, key)
 	}
-	v.Refresh = max(int(math.Ceil(p.retryAfter.Seconds())), 5)
+	v.Refresh = max(int(math.Ceil(p.RetryAfter.Seconds())), 5)
 	v.RefreshTo = ";url=" + v.Page // the request may have been that of the form
 	return a.page.show(w, r, p.Status, v, "later")
 }

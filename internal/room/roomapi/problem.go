@@ -2,44 +2,30 @@ package roomapi
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
-	"log/slog"
-	"maps"
 	"math/rand/v2"
 	"net/http"
-	"runtime"
-	"runtime/debug"
-	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/web"
 )
 
-// problem is an error with its problem document (RFC 9457).
+// problem is a problem document with what the waiting room needs to know of it.
 type problem struct {
-	api.Problem
-	reason     string        // of Metrics.Refused; "": it is not counted
-	stream     string        // reason of the frame reconnect; "": a stream request gets the status
-	retryAfter time.Duration // 0: the answer has no Retry-After
+	web.Problem
+	reason string // of Metrics.Refused; "": it is not counted
+	stream string // reason of the frame reconnect; "": a stream request gets the status
 }
 
-func (p *problem) Error() string { return p.Title + ": " + p.Detail }
-
 func newProblem(code api.ProblemCode, reason, detail string, fields ...api.FieldError) *problem {
-	return &problem{reason: reason, Problem: api.Problem{
-		Type: code.URI(), Code: code, Title: http.StatusText(code.Status()), Status: code.Status(),
-		Detail: detail, Fields: fields,
-	}}
+	return &problem{Problem: *web.NewProblem(code, detail, fields...), reason: reason}
 }
 
 // later marks a problem as temporary: the client may repeat the request after this time. stream is
 // the reason in the frame reconnect, with which a stream request is answered.
 func (p *problem) later(stream string, after time.Duration) *problem {
-	p.stream, p.retryAfter = stream, after
+	p.stream, p.RetryAfter = stream, after
 	return p
 }
 
@@ -54,9 +40,12 @@ const (
 // error: the answer does not contain its text.
 func problemOf(err error) (p *problem, known bool) {
 	soon := time.Duration(1+rand.IntN(4)) * time.Second // not all clients at the same time
+	var plain *web.Problem
 	switch {
 	case errors.As(err, &p):
 		return p, true
+	case errors.As(err, &plain):
+		return &problem{Problem: *plain}, true
 	case errors.Is(err, ErrUnknownEvent):
 		p = newProblem(api.UnknownEvent, "unknown_event", "there is no such event")
 	case errors.Is(err, ErrNoTicket):
@@ -90,19 +79,25 @@ func problemOf(err error) (p *problem, known bool) {
 
 // problem returns the problem of an error. It logs an unexpected error, unless the client has
 // closed the connection.
-func (s *server) problem(r *http.Request, err error) *problem {
+func (a *API) problem(r *http.Request, err error) *problem {
 	p, known := problemOf(err)
 	if !known && r.Context().Err() == nil {
-		s.log.LogAttrs(context.WithoutCancel(r.Context()), slog.LevelError, "request failed",
-			slog.String("method", r.Method), slog.String("path", r.URL.Path), slog.Any("error", err))
+		web.LogFailure(a.log, r, err)
 	}
 	return p
 }
 
+// fail answers with the problem of a handler's error, unless the client has left.
+func (a *API) fail(w http.ResponseWriter, r *http.Request, err error) {
+	if !errors.Is(err, context.Canceled) || r.Context().Err() == nil {
+		a.problem(r, err).Write(w)
+	}
+}
+
 // refuse returns the problem of an error of a request to enter. If the problem has a reason, it
 // counts it in the metric of refusals.
-func (s *server) refuse(r *http.Request, err error) *problem {
-	p := s.problem(r, err)
+func (a *API) refuse(r *http.Request, err error) *problem {
+	p := a.problem(r, err)
 	if p.reason == "" {
 		return p
 	}
@@ -112,53 +107,8 @@ func (s *server) refuse(r *http.Request, err error) *problem {
 	default:
 		event = ""
 	}
-	s.metrics.Refused(event, p.reason)
+	a.metrics.Refused(event, p.reason)
 	return p
-}
-
-// write answers with the problem.
-func (p *problem) write(w http.ResponseWriter) {
-	p.setRetryAfter(w.Header())
-	writeJSON(w, p.Status, "application/problem+json", p.Problem)
-}
-
-func (p *problem) setRetryAfter(h http.Header) {
-	if p.retryAfter > 0 {
-		h.Set("Retry-After", strconv.FormatInt(int64((p.retryAfter+time.Second-1)/time.Second), 10))
-	}
-}
-
-// writeJSON answers with v as JSON. An error of the encoder would be a bug.
-func writeJSON(w http.ResponseWriter, status int, contentType string, v any) {
-	body, err := json.Marshal(v)
-	if err != nil {
-		panic(fmt.Errorf("encode answer: %w", err))
-	}
-	w.Header().Set("Content-Type", contentType)
-	w.WriteHeader(status)
-	_, _ = w.Write(append(body, '\n')) // an error means that the client has left
-}
-
-// byMethod returns a handler that selects one of the handlers in m by the request's method; other
-// methods get 405. If m is empty, all requests get 404.
-func (s *server) byMethod(m map[string]handler) http.Handler {
-	allow := strings.Join(slices.Sorted(maps.Keys(m)), ", ")
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		var err error
-		switch serve, ok := m[r.Method]; {
-		case ok:
-			err = serve(w, r)
-		case len(m) == 0:
-			err = newProblem(api.NoSuchPath, "", "no such path: see /openapi.yaml")
-		default:
-			w.Header().Set("Allow", allow)
-			err = newProblem(api.MethodNotAllowed, "", "this path accepts "+allow)
-		}
-		if err == nil || errors.Is(err, context.Canceled) && r.Context().Err() != nil {
-			return // the client has left
-		}
-		s.problem(r, err).write(w)
-	})
 }
 
 // eventOf returns the event in the request's path, or a problem if that is no valid id.
@@ -172,23 +122,15 @@ func eventOf(r *http.Request) (string, error) {
 	return event, nil
 }
 
-// logPanic recovers from a panic of a handler, logs its place, and breaks the connection. It logs
-// the panic's value only if it is a runtime error, because any other value might contain a token.
-func (s *server) logPanic(r *http.Request) {
+// logPanic recovers from a panic of a handler, logs it, and breaks the connection.
+func (a *API) logPanic(r *http.Request) {
 	v := recover()
 	if v == nil {
 		return
 	}
-	err, _ := v.(error)
-	if errors.Is(err, http.ErrAbortHandler) {
+	if err, ok := v.(error); ok && errors.Is(err, http.ErrAbortHandler) {
 		panic(v)
 	}
-	attrs := []slog.Attr{slog.String("method", r.Method), slog.String("path", r.URL.Path),
-		slog.String("stack", string(debug.Stack()))}
-	var fault runtime.Error
-	if errors.As(err, &fault) {
-		attrs = append(attrs, slog.Any("error", fault))
-	}
-	s.log.LogAttrs(context.WithoutCancel(r.Context()), slog.LevelError, "handler panicked", attrs...)
+	web.LogPanic(a.log, r, v)
 	panic(http.ErrAbortHandler)
 }

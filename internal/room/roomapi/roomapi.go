@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math"
 	"net/http"
 	"net/netip"
 	"net/url"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/web"
 )
 
 // MaxHeaderBytes is the limit of a request's headers that the HTTP server should be given: the
@@ -98,35 +100,32 @@ type Metrics struct {
 
 // API is the handler of all requests. Make it with New.
 type API struct {
-	*server
 	room      Room
+	log       *slog.Logger
+	mux       *http.ServeMux
+	csrf      http.CrossOriginProtection
 	publicURL string
+	origin    string // scheme and host of the public URL
+	metrics   Metrics
 
-	identity     identity
-	clients      *clients
-	statuses     *statuses
-	page         *page
-	heartbeat    time.Duration
-	writeTimeout time.Duration
-}
-
-// server does what all requests have in common.
-type server struct {
-	log     *slog.Logger
-	mux     *http.ServeMux
-	csrf    http.CrossOriginProtection
-	origin  string // scheme and host of the public URL
-	metrics Metrics
+	identity identity
+	clients  *clients
+	statuses *statuses
+	page     *page
+	streams  web.Streams
 }
 
 // New returns the API.
 func New(o Options) *API {
 	a := &API{
-		server: &server{log: o.Log, mux: http.NewServeMux(), metrics: o.Metrics},
-		room:   o.Room, publicURL: strings.TrimSuffix(o.PublicURL, "/"),
+		room: o.Room, log: o.Log, mux: http.NewServeMux(), metrics: o.Metrics,
+		publicURL: strings.TrimSuffix(o.PublicURL, "/"),
 		clients:   newClients(o.TrustedProxies, o.MaxConnections, o.MaxConnectionsPerIP, o.EnterRatePerIP),
 		statuses:  newStatuses(o.Room.Status),
-		heartbeat: o.Heartbeat, writeTimeout: o.WriteTimeout,
+		streams: web.Streams{
+			Max: math.MaxInt64, WriteTimeout: o.WriteTimeout, KeepAlive: o.Heartbeat, // clients has the limits
+			MinRetry: shortestRetry, MaxRetry: longestRetry,
+		},
 	}
 	if a.log == nil {
 		a.log = slog.New(slog.DiscardHandler)
@@ -144,22 +143,20 @@ func New(o Options) *API {
 	}
 	a.identity = identity{keys: o.CookieKeys, header: o.IdentityHeader, secure: secure}
 	a.page = newPage(base)
-	a.routes()
+	routes := web.Routes{}
+	for _, rt := range a.calls() {
+		routes.Add(rt.method, rt.path, rt.stream, rt.serve)
+	}
+	routes.Register(a.mux, a.fail)
 	return a
 }
 
 // Connections returns the number of open streams.
 func (a *API) Connections() int { return a.clients.connections() }
 
-// handler serves a request. It may return an error only if it has not written any part of an
-// answer.
-type handler func(w http.ResponseWriter, r *http.Request) error
-
-// route is a method and a path of the API, with the handler. A GET route also serves HEAD, unless
-// it is a stream.
 type route struct {
 	method, path string
-	serve        handler
+	serve        web.Handler
 	stream       bool
 }
 
@@ -183,27 +180,9 @@ func (a *API) calls() []route {
 	return all
 }
 
-// routes registers one handler for each path, which selects by method. So a request with another
-// method can be told the methods of the path.
-func (a *API) routes() {
-	paths := map[string]map[string]handler{"/": {}}
-	for _, rt := range a.calls() {
-		if paths[rt.path] == nil {
-			paths[rt.path] = map[string]handler{}
-		}
-		paths[rt.path][rt.method] = rt.serve
-		if rt.method == http.MethodGet && !rt.stream {
-			paths[rt.path][http.MethodHead] = rt.serve
-		}
-	}
-	for path, methods := range paths {
-		a.mux.Handle(path, a.byMethod(methods))
-	}
-}
-
 // ServeHTTP serves one request.
-func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	defer s.logPanic(r)
+func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	defer a.logPanic(r)
 	ctl := http.NewResponseController(w)
 	now := time.Now()
 	// Ignore the error: the server of a test may not support deadlines. Streams set a deadline for
@@ -215,7 +194,7 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	h["Cache-Control"] = noStore
 	h["X-Content-Type-Options"] = noSniff
-	s.mux.ServeHTTP(w, r)
+	a.mux.ServeHTTP(w, r)
 }
 
 // bodyTimeout is the most time to read a request's body. No call needs a body.

@@ -3,16 +3,15 @@ package roomapi
 import (
 	"context"
 	_ "embed"
-	"encoding/json"
 	"fmt"
-	"maps"
 	"net/http"
-	"sync"
 	"time"
 
 	"golang.org/x/sync/singleflight"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/stage/cache"
+	"github.com/bulkaction/bulkaction/internal/web"
 )
 
 const (
@@ -23,64 +22,37 @@ const (
 // statuses caches the state of each event for a second, and also an error, such as that the event
 // does not exist. The call is open to everyone, so this bounds its load on the store.
 type statuses struct {
-	read  func(context.Context, string) (api.EventStatus, error)
-	now   func() time.Time
-	calls singleflight.Group
-
-	mu      sync.Mutex
-	answers map[string]statusAnswer
+	read    func(context.Context, string) (api.EventStatus, error)
+	calls   singleflight.Group
+	answers *cache.Cache[string, statusAnswer]
 }
 
 type statusAnswer struct {
 	status api.EventStatus
 	body   []byte // as JSON
 	err    error
-	at     time.Time
 }
 
 func newStatuses(read func(context.Context, string) (api.EventStatus, error)) *statuses {
-	return &statuses{read: read, now: time.Now, answers: map[string]statusAnswer{}}
+	return &statuses{read: read, answers: cache.New[string, statusAnswer](statusAge, maxStatuses)}
 }
 
 // of returns the state of an event, at most statusAge old. Concurrent calls share one read; the end
 // of one caller's request does not cancel it.
 func (s *statuses) of(ctx context.Context, event string) statusAnswer {
-	if answer, ok := s.recent(event); ok {
+	if answer, _, ok := s.answers.Get(event); ok {
 		return answer
 	}
 	v, _, _ := s.calls.Do(event, func() (any, error) {
-		if answer, ok := s.recent(event); ok {
+		return s.answers.GetOr(event, func() (answer statusAnswer, err error) {
+			answer.status, answer.err = s.read(context.WithoutCancel(ctx), event)
+			if answer.err == nil {
+				answer.body = append(web.Encode(answer.status), '\n')
+			}
 			return answer, nil
-		}
-		var answer statusAnswer
-		answer.status, answer.err = s.read(context.WithoutCancel(ctx), event)
-		if answer.err == nil {
-			answer.body, answer.err = json.Marshal(answer.status)
-			answer.body = append(answer.body, '\n')
-		}
-		s.keep(event, answer)
-		return answer, nil
+		})
 	})
 	return v.(statusAnswer)
-}
-
-func (s *statuses) recent(event string) (statusAnswer, bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	answer, ok := s.answers[event]
-	return answer, ok && s.now().Sub(answer.at) < statusAge
-}
-
-func (s *statuses) keep(event string, answer statusAnswer) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	answer.at = s.now()
-	if len(s.answers) >= maxStatuses {
-		maps.DeleteFunc(s.answers, func(_ string, a statusAnswer) bool { return answer.at.Sub(a.at) >= statusAge })
-	}
-	if len(s.answers) < maxStatuses {
-		s.answers[event] = answer
-	}
 }
 
 // getStatus serves GET /events/{event}. Pages of all origins may read the answer (CORS).

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/web"
 )
 
 // Stream passes frames from a broker to the goroutine that writes them to one client. Its methods
@@ -152,17 +153,13 @@ func (s *Stream) add(kind kinds) {
 	}
 }
 
-// append appends the unwritten frames of the stream to b. With first set, they begin with the field
-// retry, except a lone reconnect, which has its own. end is true if one of the frames ends the
+// append appends the unwritten frames of the stream to b. end is true if one of the frames ends the
 // stream.
-func (s *Stream) append(b []byte, first bool) (out []byte, end bool) {
+func (s *Stream) append(b []byte) (out []byte, end bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.pending == 0 || s.pending == kindPosition && !s.begun {
 		return b, false
-	}
-	if first && s.pending != kindReconnect { // reconnect has a retry of its own
-		b = appendRetry(b, shortestRetry, longestRetry)
 	}
 	if s.pending&kindState != 0 {
 		b = appendState(b, s.state)
@@ -237,7 +234,7 @@ func appendEnded(b []byte, reason string) []byte {
 }
 
 func appendReconnect(b []byte, reason string) []byte {
-	b = appendRetry(b, shortestReconnect, longestReconnect)
+	b = web.AppendRetry(b, shortestReconnect, longestReconnect)
 	b = append(b, "event: reconnect\ndata: {\"reason\":\""...)
 	b = append(b, reason...)
 	return append(b, "\"}\n\n"...)

@@ -4,6 +4,7 @@ import (
 	"net/http"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/web"
 )
 
 // enter returns the user of a request that may enter. For a new visitor it makes an id. Unless a
@@ -61,7 +62,7 @@ func (a *API) enterTicket(w http.ResponseWriter, r *http.Request) error {
 	if created {
 		status = http.StatusCreated
 	}
-	writeJSON(w, status, "application/json", a.complete(event, t))
+	web.WriteJSON(w, status, "application/json", a.complete(event, t))
 	return nil
 }
 
@@ -77,7 +78,7 @@ func (a *API) getTicket(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	writeJSON(w, http.StatusOK, "application/json", a.complete(event, t))
+	web.WriteJSON(w, http.StatusOK, "application/json", a.complete(event, t))
 	return nil
 }
 
@@ -126,6 +127,6 @@ func (a *API) token(w http.ResponseWriter, r *http.Request) error {
 	}
 	t.ExpiresAt = t.ExpiresAt.UTC()
 	http.SetCookie(w, a.identity.entryCookie(event, t))
-	writeJSON(w, http.StatusOK, "application/json", t)
+	web.WriteJSON(w, http.StatusOK, "application/json", t)
 	return nil
 }

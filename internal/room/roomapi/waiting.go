@@ -3,14 +3,13 @@ package roomapi
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
 	"net/http"
 	"os"
-	"strconv"
 	"sync"
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/web"
 )
 
 // Bounds of the random waits before a client connects again. The Retry pair is for a client that
@@ -27,11 +26,8 @@ const (
 // id, and the server answers 204, which makes it stop.
 const lastEventID = "ended"
 
-// Header values that all streams share, so that they need no allocation. They are never changed.
-var (
-	eventStream     = []string{"text/event-stream"}
-	connectionClose = []string{"close"}
-)
+// connectionClose is a header value that all streams share, so that it needs no allocation.
+var connectionClose = []string{"close"}
 
 // stream serves GET …/tickets/waiting. After a status other than 200 an EventSource never connects
 // again, so a temporary problem is answered with 200 and the frame reconnect.
@@ -78,101 +74,49 @@ func (a *API) refuseStream(w http.ResponseWriter, r *http.Request, err error) er
 	if p.stream == "" {
 		return p
 	}
-	beginStream(w, r)
+	willClose(w, r)
+	web.BeginStream(w)
 	_, _ = w.Write(appendReconnect(nil, p.stream)) // an error means that the client has left
 	return nil
 }
 
-// beginStream writes the headers of a stream. With HTTP/1 it announces that the connection will be
-// closed after the last frame.
-func beginStream(w http.ResponseWriter, r *http.Request) {
-	h := w.Header()
-	h["Content-Type"] = eventStream
+// willClose announces with HTTP/1 that the connection will be closed after the last frame.
+func willClose(w http.ResponseWriter, r *http.Request) {
 	if r.ProtoMajor == 1 {
-		h["Connection"] = connectionClose
+		w.Header()["Connection"] = connectionClose
 	}
-	h.Set("X-Accel-Buffering", "no") // a proxy must not collect frames
-	w.WriteHeader(http.StatusOK)
 }
 
 // pump writes the frames of s to the client, until the last one or until the client has gone. An
 // error that wraps os.ErrDeadlineExceeded means that the client did not read in time.
 func (a *API) pump(w http.ResponseWriter, r *http.Request, s *Stream) error {
+	willClose(w, r)
 	ctx := r.Context()
-	f := frameWriter{w: w, r: r, ctl: http.NewResponseController(w), timeout: a.writeTimeout, written: time.Now()}
-	silence := time.NewTimer(a.heartbeat) // set again only when it fires: most streams are not silent
-	defer silence.Stop()
+	stream, err := a.streams.Open(context.Background(), w) // the broker ends streams by frames
+	if err != nil {
+		return err
+	}
+	defer stream.Close()
 	for {
-		select {
-		case <-s.wake:
-			if end, err := f.writePending(s); end || err != nil {
-				return err
-			}
-		case <-silence.C:
-			rest := a.heartbeat - time.Since(f.written)
-			if rest <= 0 {
-				if err := f.writeComment(); err != nil {
-					return err
-				}
-				rest = a.heartbeat
-			}
-			silence.Reset(rest)
-		case <-ctx.Done():
-			return ctx.Err()
+		if err := stream.Wait(ctx, s.wake); err != nil {
+			return err
+		}
+		if end, err := writePending(&stream, s); end || err != nil {
+			return err
 		}
 	}
-}
-
-// frameWriter writes frames to one client.
-type frameWriter struct {
-	w       http.ResponseWriter
-	r       *http.Request
-	ctl     *http.ResponseController
-	timeout time.Duration
-	begun   bool      // the answer has begun
-	written time.Time // when the last frame was written
 }
 
 // buffers is the pool of buffers for frames that are being written. A stream without pending frames
 // has no buffer.
 var buffers = sync.Pool{New: func() any { return new(make([]byte, 0, 512)) }}
 
-func (f *frameWriter) writePending(s *Stream) (end bool, err error) {
+func writePending(stream *web.Stream, s *Stream) (end bool, err error) {
 	buf := buffers.Get().(*[]byte)
 	defer buffers.Put(buf)
-	*buf, end = s.append((*buf)[:0], !f.begun)
+	*buf, end = s.append((*buf)[:0])
 	if len(*buf) == 0 {
 		return end, nil
 	}
-	return end, f.write(*buf)
-}
-
-func (f *frameWriter) writeComment() error {
-	var b []byte
-	if !f.begun {
-		b = appendRetry(b, shortestRetry, longestRetry)
-	}
-	return f.write(append(b, ":\n\n"...))
-}
-
-func (f *frameWriter) write(frames []byte) error {
-	if !f.begun {
-		f.begun = true
-		beginStream(f.w, f.r)
-	}
-	f.written = time.Now()
-	_ = f.ctl.SetWriteDeadline(f.written.Add(f.timeout)) // a test server may have no deadlines
-	if _, err := f.w.Write(frames); err != nil {
-		return err
-	}
-	return f.ctl.Flush()
-}
-
-// appendRetry appends the SSE field retry with a random time. The caller appends a frame behind it,
-// which it becomes a part of.
-func appendRetry(b []byte, shortest, longest time.Duration) []byte {
-	ms := shortest.Milliseconds() + rand.Int64N((longest-shortest).Milliseconds()+1)
-	b = append(b, "retry: "...)
-	b = strconv.AppendInt(b, ms, 10)
-	return append(b, '\n')
+	return end, stream.Send(*buf)
 }

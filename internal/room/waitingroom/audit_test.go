@@ -10,7 +10,10 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
+	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
 // audit returns the findings as "law: detail".
@@ -254,4 +257,181 @@ func TestAuditWhileUsersMove(t *testing.T) {
 
 func TestAuditOfAnUnknownEvent(t *testing.T) {
 	onBoth(t, func(w *world) { require.Empty(w, w.audit()) })
+}
+
+// TestARecordIsRight: another program has added users to sorted sets that their records contradict.
+// The scripts trust the records: the users keep their places and slots, and leave the wrong sets.
+func TestARecordIsRight(t *testing.T) {
+	onBoth(t, func(w *world) {
+		w.declare(defaults(1))
+		w.enter("inside", "waits", "waits-too", "away")
+		w.claim("inside")
+		_, err := w.Disconnect(w.Context(), event, visitor("away"))
+		require.NoError(w, err)
+		for key, users := range map[string][]string{
+			w.p.RoomSlots(event):   {"waits", "away"},
+			w.p.RoomAway(event):    {"inside", "waits-too"},
+			w.p.RoomWaiting(event): {"inside", "away"},
+		} {
+			for _, user := range users {
+				require.NoError(w, w.rdb.ZAdd(w.Context(), key, redis.Z{Score: 1, Member: user}).Err())
+			}
+		}
+		require.Len(w, w.audit(), 4)
+		p, err := w.Expire(w.Context(), w.p, event)
+		require.NoError(w, err)
+		require.Zero(w, p.N)
+		require.Zero(w, w.promote().N, "no slot is free")
+		three := int64(3)
+		_, err = w.Change(w.Context(), event, waitingroom.Changes{Capacity: &three})
+		require.NoError(w, err)
+		require.Equal(w, 0, w.promote().N, "it drops those whose score is lowest")
+		require.Equal(w, 2, w.promote().N)
+		require.Equal(w, waitingroom.Ready, w.enter("waits")[0].Code)
+		require.Equal(w, waitingroom.InProgress, w.enter("inside")[0].Code)
+		require.Equal(w, waitingroom.Back, w.enter("away")[0].Code)
+		require.Empty(w, w.audit())
+	})
+}
+
+// TestForgetWithRecordsOfNobody: a closed event without users is deleted, even if Redis still holds
+// records under user ids that never entered.
+func TestForgetWithRecordsOfNobody(t *testing.T) {
+	onBoth(t, func(w *world) {
+		w.declare(defaults(0))
+		w.enter("a")
+		require.NoError(w, w.rdb.HSet(w.Context(), w.p.RoomUsers(event), "b", "W|9||0|||", "c", "nonsense").Err())
+		zero := time.Duration(0)
+		_, err := w.Change(w.Context(), event, waitingroom.Changes{Mode: api.ModeClosed, Retention: &zero})
+		require.NoError(w, err)
+		for range 2 {
+			_, _, err = w.Forget(w.Context(), event)
+			require.NoError(w, err)
+		}
+		require.Zero(w, w.rdb.Exists(w.Context(), w.p.Room(event), w.p.RoomUsers(event), w.p.Rooms()).Val())
+	})
+}
+
+// TestStockIsInAll: two of five seats are sold. When the stock is then declared as 1, 3 and 5
+// seats, there are 0, 1 and 3 seats left; with 0 left the event is sold out.
+func TestStockIsInAll(t *testing.T) {
+	onBoth(t, func(w *world) {
+		declare := func(stock *int64) *int64 {
+			s := defaults(5)
+			s.Stock = stock
+			_, err := w.Declare(w.Context(), event, s, waitingroom.DeclareOptions{})
+			require.NoError(w, err)
+			return w.snapshot().Left
+		}
+		one, three, five := int64(1), int64(3), int64(5)
+		require.Equal(w, &five, declare(&five))
+		w.enter("a", "b")
+		for i, c := range w.claim("a", "b") {
+			done, err := w.Complete(w.Context(), event, []string{"a", "b"}[i], c.Fence, true)
+			require.NoError(w, err)
+			require.True(w, done)
+		}
+		require.Zero(w, *declare(&one))
+		require.Equal(w, api.ModeSoldOut, w.snapshot().Settings.Mode)
+		require.Equal(w, &one, declare(&three))
+		require.Equal(w, api.ModeOpen, w.snapshot().Settings.Mode)
+		require.Nil(w, declare(nil))
+		require.Equal(w, &three, declare(&five))
+		require.Empty(w, w.audit())
+	})
+}
+
+// TestNothingHappensWhileTheSlotMoves: while the hash slot of a partition moves from one master of
+// a Redis Cluster to another, calls of all scripts but audit_room are refused with TRYAGAIN, and
+// change nothing. After the move, snapshot, claim, complete and promote work again.
+func TestNothingHappensWhileTheSlotMoves(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.ClusterWithReplicas(t, 2)
+	w := newWorld(t, cluster.URL, "move:")
+	ctx := t.Context()
+	w.declare(defaults(2))
+	fence := w.enter("a")[0].Fence
+	w.claim("a")
+	w.enter("b", "c", "d")
+	for i := range 25 { // so that the keys of the event do not move at once
+		require.NoError(t, w.rdb.Set(ctx, w.p.Base()+fmt.Sprint("other", i), i, 0).Err())
+	}
+	before := w.snapshot()
+	capacity := int64(9)
+	calls := map[string]func() error{
+		"declare": func() error {
+			_, err := w.Declare(ctx, event, defaults(9), waitingroom.DeclareOptions{})
+			return err
+		},
+		"change": func() error {
+			_, err := w.Change(ctx, event, waitingroom.Changes{Capacity: &capacity})
+			return err
+		},
+		"enter": func() error {
+			_, err := w.Enter(ctx, event, waitingroom.EnterNew, 0, visitor("e"))
+			return err
+		},
+		"disconnect": func() error {
+			_, err := w.Disconnect(ctx, event, visitor("c"))
+			return err
+		},
+		"leave": func() error {
+			_, _, err := w.Leave(ctx, event, "d")
+			return err
+		},
+		"promote": func() error {
+			_, err := w.Promote(ctx, event)
+			return err
+		},
+		"claim": func() error {
+			_, err := w.Claim(ctx, event, visitor("b"))
+			return err
+		},
+		"renew": func() error {
+			_, err := w.Renew(ctx, event, "a", fence)
+			return err
+		},
+		"complete": func() error {
+			_, err := w.Complete(ctx, event, "a", fence, true)
+			return err
+		},
+		"expire": func() error {
+			_, err := w.Expire(ctx, w.p, event)
+			return err
+		},
+		"sweep": func() error {
+			_, _, _, err := w.Sweep(ctx, event, 0, nil)
+			return err
+		},
+		"forget": func() error {
+			_, _, err := w.Forget(ctx, event)
+			return err
+		},
+		"snapshot": func() error {
+			_, err := w.Snapshot(ctx, w.p, event)
+			return err
+		},
+	}
+	slot := cluster.SlotOf(w.p.Base())
+	to := cluster.Masters[0]
+	if cluster.MasterOf(slot) == to {
+		to = cluster.Masters[1]
+	}
+	steps := 0
+	cluster.MoveSlot(slot, to, func(int) {
+		steps++
+		for name, do := range calls {
+			err := do()
+			require.ErrorContains(t, err, "TRYAGAIN", name)
+			require.True(t, call.IsUnavailable(err), name)
+		}
+	})
+	require.Greater(t, steps, 3)
+	require.Eventually(t, func() bool { return calls["snapshot"]() == nil }, time.Minute, time.Millisecond)
+	require.Equal(t, before, w.snapshot())
+	require.Equal(t, waitingroom.Claimed, w.claim("b")[0].Code)
+	done, err := w.Complete(ctx, event, "a", fence, true)
+	require.NoError(t, err)
+	require.True(t, done)
+	require.Equal(t, 1, w.promote().N)
 }

@@ -2,13 +2,21 @@ package waitingroom_test
 
 import (
 	"fmt"
+	"regexp"
+	"slices"
 	"testing"
 	"time"
 
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
+	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
 // TestTheWayOfAUser: a user enters, waits, is promoted, gets a token, and gives the slot back.
@@ -301,4 +309,169 @@ func TestRenewAndVerify(t *testing.T) {
 		require.NoError(w, err)
 		require.False(w, left)
 	})
+}
+
+func TestMain(m *testing.M) {
+	dial := "github.com/redis/go-redis/v9/internal/pool.(*ConnPool).tryDial" // sleeps on after Close
+	goleak.VerifyTestMain(m, redistest.IgnoreServers(), goleak.IgnoreAnyFunction(dial))
+}
+
+// TestReentryDuringASweep: a broker that was silent repeats enter for user a, while another broker
+// sweeps with an older list of live brokers that does not contain the first. User a stays waiting;
+// user b, for whom enter was not repeated, becomes away.
+func TestReentryDuringASweep(t *testing.T) {
+	onBoth(t, func(w *world) {
+		w.declare(defaults(0))
+		w.enter("a", "b")
+		key := w.p.RoomUsers(event)
+		since := regexp.MustCompile(`\|\d{13}\|`)
+		for _, user := range []string{"a", "b"} { // their streams are old
+			record := w.rdb.HGet(t.Context(), key, user).Val()
+			require.Regexp(t, since, record)
+			require.NoError(t, w.rdb.HSet(t.Context(), key, user, since.ReplaceAllString(record, "|1000|")).Err())
+		}
+		reply, err := w.Enter(t.Context(), event, waitingroom.EnterAgain, 0, visitor("a"))
+		require.NoError(t, err)
+		require.Equal(t, waitingroom.Back, reply.Entries[0].Code)
+
+		_, n, _, err := w.Sweep(t.Context(), event, 0, []string{"00000002"})
+		require.NoError(t, err)
+		require.Equal(t, 1, n, "only b, who has not entered again, is away")
+		state, err := w.State(t.Context(), event, "a")
+		require.NoError(t, err)
+		require.Equal(t, waitingroom.Entered, state)
+	})
+}
+
+// TestSweepInPages: a sweep looks at 1,000 users a call, and moves at most 200.
+func TestSweepInPages(t *testing.T) {
+	onBoth(t, func(w *world) {
+		w.declare(defaults(0))
+		var users []string
+		for i := range 1100 {
+			users = append(users, fmt.Sprint(i))
+		}
+		for chunk := range slices.Chunk(users, waitingroom.MostUsers) {
+			w.enter(chunk...)
+		}
+		key := w.p.RoomUsers(event)
+		records := w.rdb.HGetAll(t.Context(), key).Val()
+		for user, record := range records { // their streams are old
+			records[user] = regexp.MustCompile(`\|\d{13}\|`).ReplaceAllString(record, "|1000|")
+		}
+		require.NoError(t, w.rdb.HSet(t.Context(), key, records).Err())
+		sweep := func(alive string) (moved []int) {
+			for from := int64(0); ; {
+				next, n, _, err := w.Sweep(t.Context(), event, from, []string{alive})
+				require.NoError(t, err)
+				if moved = append(moved, n); next == 0 {
+					return moved
+				}
+				require.Greater(t, next, from)
+				from = next
+			}
+		}
+		require.Equal(t, []int{0, 0}, sweep("00000001"))
+		require.Equal(t, []int{200, 200, 200, 200, 200, 100}, sweep("00000002"))
+		require.EqualValues(t, 1100, w.snapshot().Away)
+	})
+}
+
+// world is a key space of its own with the rooms in it.
+type world struct {
+	*testing.T
+	*waitingroom.Rooms
+	rdb   redis.UniversalClient
+	space keyspace.Space
+	p     keyspace.Partition
+}
+
+// onBoth runs a test on a real Redis and on miniredis.
+func onBoth(t *testing.T, test func(w *world)) {
+	t.Helper()
+	t.Parallel()
+	t.Run("redis", func(t *testing.T) {
+		t.Parallel()
+		url, prefix := redistest.Shared(t)
+		test(newWorld(t, url, prefix))
+	})
+	t.Run("miniredis", func(t *testing.T) {
+		t.Parallel()
+		test(newWorld(t, "redis://"+miniredis.RunT(t).Addr(), "bulk-action:"))
+	})
+}
+
+func newWorld(t *testing.T, url, prefix string) *world {
+	t.Helper()
+	conn, err := redisx.Connect(t.Context(), redisx.Config{URL: url, PoolMaxIdle: 2, PoolMaxActive: 10})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, conn.Close()) })
+	space, err := keyspace.New(prefix, 1)
+	require.NoError(t, err)
+	return &world{T: t, Rooms: waitingroom.New(conn, space, func(string, time.Duration, error) {}), rdb: conn.Cmd, space: space, p: space.Partition(0)}
+}
+
+// event is the id of the event of the tests.
+const event = "sale"
+
+// defaults are the settings of the design, with a capacity.
+func defaults(capacity int64) waitingroom.Settings {
+	return waitingroom.Settings{
+		Capacity: capacity, MaxWaiting: 1_000_000, TokenTTL: 5 * time.Minute, Leeway: 10 * time.Second,
+		MaxSession: 15 * time.Minute, Ready: 30 * time.Second, Grace: time.Minute, OnClose: "keep", NoShow: "wait",
+		Retention: 24 * time.Hour,
+	}
+}
+
+// declare creates the event.
+func (w *world) declare(s waitingroom.Settings) {
+	w.Helper()
+	d, err := w.Declare(w.Context(), event, s, waitingroom.DeclareOptions{})
+	require.NoError(w, err)
+	require.Equal(w, "CREATED", d.Code)
+}
+
+// enter enters each user with a stream of the broker 00000001, and returns their entries.
+func (w *world) enter(users ...string) []waitingroom.Entry {
+	w.Helper()
+	var visitors []waitingroom.Visitor
+	for _, user := range users {
+		visitors = append(visitors, waitingroom.Visitor{User: user, Conn: connOf(user)})
+	}
+	e, err := w.Enter(w.Context(), event, waitingroom.EnterNew, 0, visitors...)
+	require.NoError(w, err)
+	require.Len(w, e.Entries, len(users))
+	return e.Entries
+}
+
+func connOf(user string) string { return "00000001." + user }
+
+func visitor(user string) waitingroom.Visitor {
+	return waitingroom.Visitor{User: user, Conn: connOf(user)}
+}
+
+func (w *world) snapshot() waitingroom.Snapshot {
+	w.Helper()
+	s, err := w.Snapshot(w.Context(), w.p, event)
+	require.NoError(w, err)
+	require.Len(w, s.Events, 1)
+	return s.Events[0]
+}
+
+func (w *world) promote() waitingroom.Progress {
+	w.Helper()
+	p, err := w.Promote(w.Context(), event)
+	require.NoError(w, err)
+	return p
+}
+
+func (w *world) claim(users ...string) []waitingroom.Claim {
+	w.Helper()
+	var visitors []waitingroom.Visitor
+	for _, user := range users {
+		visitors = append(visitors, visitor(user))
+	}
+	c, err := w.Claim(w.Context(), event, visitors...)
+	require.NoError(w, err)
+	return c
 }

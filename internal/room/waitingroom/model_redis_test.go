@@ -60,6 +60,11 @@ func filesOf(name string) []string {
 	return []string{"parts/base", "parts/limiters", "parts/signals", "parts/room", "room/" + name}
 }
 
+var allScripts = []*call.Script{
+	declareScript, enterScript, disconnectScript, leaveScript, promoteScript, claimScript, renewScript,
+	completeScript, expireScript, sweepScript, forgetScript, snapshotScript, auditScript,
+}
+
 // newScripted loads the scripts. With setTime == nil (a real Redis), it changes them so that they
 // read the time from the key clock.
 func newScripted(t testing.TB, opts *redis.Options, setTime func(time.Time)) *scripted {

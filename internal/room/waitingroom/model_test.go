@@ -3,10 +3,7 @@ package waitingroom
 import (
 	"fmt"
 	"maps"
-	"path/filepath"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"testing"
 
 	"github.com/alicebob/miniredis/v2"
@@ -15,26 +12,23 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/bulkaction/bulkaction/internal/testkit/rapidtest"
-	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
-
-// hundreds is how many times TestModel calls rapid on a real Redis; callers goroutines share these
-// calls. Each call tries 100 random sequences, or the number given by -rapid.checks.
-const callers, hundreds = 2, 10
 
 // TestModel runs random sequences of script calls, many of them repeated or late, with a clock that
 // also jumps. It compares each reply, and the whole state after each script, with a reference model
 // in Go, and checks the laws R1 to R7 in every state.
 func TestModel(t *testing.T) {
 	t.Parallel()
+	play := func(rt *rapid.T, s *scripted) { newModel(rt, s).play() }
 	t.Run("redis", func(t *testing.T) {
 		t.Parallel()
-		onRedis(t, hundreds, checkModel)
+		rapidtest.OnRedis(t, 10, func(o *redis.Options) *scripted { return newScripted(t, o, nil) }, play)
 	})
 	t.Run("miniredis", func(t *testing.T) {
 		t.Parallel()
 		mini := miniredis.RunT(t) // its keys don't expire by themselves
-		checkModel(t, newScripted(t, &redis.Options{Addr: mini.Addr()}, mini.SetTime), 0)
+		s := newScripted(t, &redis.Options{Addr: mini.Addr()}, mini.SetTime)
+		rapidtest.CheckFew(t, func(rt *rapid.T) { play(rt, s) })
 	})
 }
 
@@ -43,37 +37,7 @@ func TestModel(t *testing.T) {
 // deleted.
 func TestModelWithDamage(t *testing.T) {
 	t.Parallel()
-	onRedis(t, hundreds/4, checkDamage)
-}
-
-// onRedis starts a redis-server and calls check `rounds` times on it, in several goroutines. With
-// -short it makes a tenth of the calls.
-func onRedis(t *testing.T, rounds int64, check func(*testing.T, *scripted, int)) {
-	t.Helper()
-	socket := filepath.Join(t.TempDir(), "s")
-	redistest.Server(t, redistest.Args("--unixsocket", socket)) // half the CPU time of TCP
-	if testing.Short() {
-		rounds = (rounds + 9) / 10
-	}
-	var next atomic.Int64
-	var wg sync.WaitGroup
-	for i := range callers {
-		s := newScripted(t, &redis.Options{Network: "unix", Addr: socket, DB: i}, nil)
-		wg.Go(func() {
-			for round := next.Add(1) - 1; round < rounds && !t.Failed(); round = next.Add(1) - 1 {
-				check(t, s, int(round))
-			}
-		})
-	}
-	wg.Wait()
-}
-
-func checkModel(t *testing.T, s *scripted, round int) {
-	rapidtest.Check(t, round, func(rt *rapid.T) { newModel(rt, s).play() })
-}
-
-func checkDamage(t *testing.T, s *scripted, round int) {
-	rapidtest.Check(t, round, func(rt *rapid.T) {
+	rapidtest.OnRedis(t, 2, func(o *redis.Options) *scripted { return newScripted(t, o, nil) }, func(rt *rapid.T, s *scripted) {
 		m := newModel(rt, s)
 		m.play()
 		m.damaged = map[string]bool{}

@@ -143,7 +143,7 @@ func (m mover) producer() {
 		case 0:
 			large(j)
 		case 1:
-			j.RunAt = time.Now().Add(30 * time.Millisecond)
+			j.RunAt = new(time.Now().Add(30 * time.Millisecond))
 		}
 	})
 	if waiting, _ := m.C.HGet(m.Context(), m.p.Load(all[0].Type), "waiting").Int64(); waiting < 400 {

@@ -19,7 +19,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/bulkaction/bulkaction/internal/jobs/aggregate"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
@@ -131,7 +130,7 @@ func large(j *ledger.NewJob) { j.Payload = []byte(`"` + strings.Repeat("x", 5000
 func OfType(typ string) func(*ledger.NewJob) { return func(j *ledger.NewJob) { j.Type = typ } }
 
 // Later makes a job start in an hour.
-func Later(j *ledger.NewJob) { j.RunAt = time.Now().Add(time.Hour) }
+func Later(j *ledger.NewJob) { j.RunAt = new(time.Now().Add(time.Hour)) }
 
 // Append adds jobs to a group.
 func (w *World) Append(group string, all []ledger.NewJob) {
@@ -258,7 +257,7 @@ func (w *World) reduceEntry(p keyspace.Partition, partial string, m redis.XMessa
 	for {
 		version, _ := w.C.HGet(w.Context(), p.Aggregate(id), "version:"+partial).Int64() // 0: there is none yet
 		encoded := w.C.HGet(w.Context(), p.Aggregate(id), "partial:"+partial).Val()
-		plan, err := aggregate.Plan(w.Plans, w.C.HGet(w.Context(), p.Group(id), "aggregate").Val())
+		plan, err := ledger.AggregatePlan(w.Plans, w.C.HGet(w.Context(), p.Group(id), "aggregate").Val())
 		w.OK(err)
 		state := plan.New()
 		if encoded != "" {

@@ -55,21 +55,6 @@ func beBusy() {
 	}
 }
 
-func TestState(t *testing.T) {
-	c, err := Start(exec.Command("sh", "-c", "exit 3"))
-	require.NoError(t, err)
-	require.Equal(t, 3, c.State().ExitCode())
-	require.False(t, c.Running())
-	require.ErrorIs(t, c.Signal(syscall.SIGTERM), os.ErrProcessDone)
-	c.Kill() // a second Kill does nothing
-}
-
-func TestStartOfNothing(t *testing.T) {
-	_, err := Start(exec.Command("/no/such/binary"))
-	require.ErrorIs(t, err, os.ErrNotExist)
-	require.ErrorContains(t, err, "start /no/such/binary")
-}
-
 func TestKill(t *testing.T) {
 	c, err := Start(exec.Command("sleep", "600"))
 	require.NoError(t, err)

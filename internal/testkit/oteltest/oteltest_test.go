@@ -1,13 +1,7 @@
 package oteltest_test
 
 import (
-	"bytes"
 	"errors"
-	"fmt"
-	"net/http"
-	"runtime"
-	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -93,69 +87,4 @@ func TestReceivesWhatTheSDKExports(t *testing.T) {
 			require.Empty(t, spans[2].ParentID)
 		})
 	}
-}
-
-func TestWaitForWakesUp(t *testing.T) {
-	r := oteltest.New(t)
-	tracer := provider(t, r, "gzip").Tracer("test")
-	waiting := make(chan struct{})
-	go func() {
-		<-waiting
-		_, s := tracer.Start(t.Context(), "late")
-		s.End()
-	}()
-	var once sync.Once
-	spans := r.WaitFor(t, time.Minute, func(spans []oteltest.Span) bool {
-		once.Do(func() { close(waiting) })
-		return len(spans) > 0
-	})
-	require.Equal(t, "late", spans[0].Name)
-}
-
-type fatalTB struct {
-	testing.TB
-	said string
-}
-
-func (f *fatalTB) Fatalf(format string, args ...any) {
-	f.said = fmt.Sprintf(format, args...)
-	runtime.Goexit()
-}
-
-func TestWaitForGivesUp(t *testing.T) {
-	r := oteltest.New(t)
-	_, s := provider(t, r, "gzip").Tracer("test").Start(t.Context(), "only one")
-	s.End()
-
-	f := &fatalTB{TB: t}
-	var wg sync.WaitGroup
-	wg.Go(func() { r.WaitFor(f, time.Nanosecond, func(spans []oteltest.Span) bool { return len(spans) == 2 }) })
-	wg.Wait()
-	require.Contains(t, f.said, "1 arrived:\nworker: only one (internal) trace "+s.SpanContext().TraceID().String())
-}
-
-func TestRefusals(t *testing.T) {
-	r := oteltest.New(t)
-	for name, tc := range map[string]struct {
-		path, contentType, encoding, body string
-		want                              int
-	}{
-		"another encoding of spans": {"/v1/traces", "application/json", "", "{}", http.StatusUnsupportedMediaType},
-		"no protobuf":               {"/v1/traces", "application/x-protobuf", "", "\xff", http.StatusBadRequest},
-		"no gzip":                   {"/v1/traces", "application/x-protobuf", "gzip", "x", http.StatusBadRequest},
-		"metrics":                   {"/v1/metrics", "application/x-protobuf", "", "", http.StatusNotFound},
-	} {
-		t.Run(name, func(t *testing.T) {
-			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, r.Endpoint()+tc.path, bytes.NewReader([]byte(tc.body)))
-			require.NoError(t, err)
-			req.Header.Set("Content-Type", tc.contentType)
-			req.Header.Set("Content-Encoding", tc.encoding)
-			resp, err := http.DefaultClient.Do(req)
-			require.NoError(t, err)
-			require.NoError(t, resp.Body.Close())
-			require.Equal(t, tc.want, resp.StatusCode)
-		})
-	}
-	require.Empty(t, r.Spans())
-	require.True(t, strings.HasPrefix(r.Endpoint(), "http://127.0.0.1:"))
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -17,22 +18,24 @@ const EnvBinaries = "BULKACTION_TEST_BIN"
 
 const module = "github.com/bulkaction/bulkaction"
 
-// binaries is the folder of the binaries under test, and the function that builds them when a test
-// first needs one.
+// ldflags name the environment variable CHAOS_LUA to package lua: tests/chaos sets it to a folder of
+// changed scripts. Without symbols, linking takes half the time. The Makefile builds the binaries
+// with the same flags.
+const ldflags = "-ldflags=-s -w -X " + module + "/lua.changed=CHAOS_LUA"
+
+// binaries is the folder of the binaries under test, and for each its function that builds it when
+// a test first needs it.
 type binaries struct {
 	dir  string
-	make func() error // builds the binaries once
+	make map[string]func() error // nil: all are built
 }
 
-var built *binaries // set by Main
+var built *binaries // set by Run
 
-// Main runs the tests of a package that starts processes; its TestMain must call it or Run.
-// ./cmd/... and the commands in packages (patterns that begin with ./ for the module's folder) are
-// built when the first process starts, with the race detector if the tests use it. Main removes the
-// binaries and exits. With EnvBinaries it builds and removes nothing.
-func Main(m *testing.M, packages ...string) { os.Exit(Run(m, append(packages, "./cmd/...")...)) }
-
-// Run is like Main, but builds only the commands in packages, and returns the exit code.
+// Run runs the tests of a package that starts processes, for its TestMain, and returns the exit
+// code. Each of the commands in packages (which begin with ./ for the module's folder) is built
+// when its first process starts, with the race detector if the tests use it, and removed at the
+// end. With EnvBinaries, Run builds and removes nothing.
 func Run(m *testing.M, packages ...string) int {
 	b, remove, err := prepare(packages)
 	if err != nil {
@@ -46,27 +49,27 @@ func Run(m *testing.M, packages ...string) int {
 
 func prepare(packages []string) (*binaries, func(), error) {
 	if dir := os.Getenv(EnvBinaries); dir != "" {
-		return &binaries{dir: dir, make: func() error { return nil }}, func() {}, nil
+		return &binaries{dir: dir}, func() {}, nil
 	}
 	dir, err := os.MkdirTemp("", "bulkaction-bin-")
 	if err != nil {
 		return nil, nil, err
 	}
-	b := &binaries{dir: dir, make: sync.OnceValue(func() error { return build(dir, packages) })}
+	b := &binaries{dir: dir, make: map[string]func() error{}}
+	for _, p := range packages {
+		b.make[path.Base(p)] = sync.OnceValue(func() error { return build(dir, p) })
+	}
 	return b, func() { _ = os.RemoveAll(dir) }, nil
 }
 
-func build(dir string, packages []string) error {
-	// Without symbols for debuggers, linking takes half the time.
-	args := []string{"build", "-buildvcs=false", "-ldflags=-s -w", "-o", dir + string(filepath.Separator)}
+func build(dir, pkg string) error {
+	args := []string{"build", "-buildvcs=false", ldflags, "-o", dir + string(filepath.Separator)}
 	if raceEnabled {
 		args = append(args, "-race")
 	}
-	for _, p := range packages {
-		args = append(args, module+strings.TrimPrefix(p, "."))
-	}
+	args = append(args, module+strings.TrimPrefix(pkg, "."))
 	if out, err := exec.Command("go", args...).CombinedOutput(); err != nil {
-		return fmt.Errorf("go build %s: %w\n%s", strings.Join(packages, " "), err, out)
+		return fmt.Errorf("go build %s: %w\n%s", pkg, err, out)
 	}
 	return nil
 }
@@ -81,13 +84,23 @@ func Path(t testing.TB, name string) string {
 	return path
 }
 
-// path returns the path of a binary. It builds the binaries first if that was not done yet.
+// path returns the path of a binary, which name may be. It builds the binary first if that was not
+// done yet.
 func (b *binaries) path(name string) (string, error) {
-	if b == nil {
-		return "", errors.New("TestMain does not call proctest.Main")
+	if filepath.IsAbs(name) {
+		return name, nil
 	}
-	if err := b.make(); err != nil {
-		return "", err
+	if b == nil {
+		return "", errors.New("TestMain does not call proctest.Run")
+	}
+	if b.make != nil {
+		build, ok := b.make[name]
+		if !ok {
+			return "", fmt.Errorf("TestMain does not name the binary %s", name)
+		}
+		if err := build(); err != nil {
+			return "", err
+		}
 	}
 	path := filepath.Join(b.dir, name)
 	if _, err := os.Stat(path); err != nil {

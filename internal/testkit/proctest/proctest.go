@@ -36,10 +36,11 @@ type Process struct {
 	output *output
 }
 
-// Start starts a binary of cmd/ by its name. The process inherits only the variables that Go, the
-// shell and temporary files need. Start sets variables for free loopback ports of the admin and API
-// servers and for JSON logs; env is added to them and wins. The process is killed at the end of the
-// test. A data race that it has reported fails the test; if the test failed, its output is shown.
+// Start starts a binary by its name, or by its absolute path. The process inherits only the
+// variables that Go, the shell and temporary files need. Start sets variables for free loopback
+// ports of the admin and API servers and for JSON logs; env is added to them and wins. The process
+// is killed at the end of the test. A data race that it has reported fails the test; if the test
+// failed, its output is shown.
 func Start(t testing.TB, name string, env map[string]string, args ...string) *Process {
 	t.Helper()
 	path, err := built.path(name)

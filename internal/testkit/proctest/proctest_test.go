@@ -70,7 +70,7 @@ func TestFailures(t *testing.T) {
 		want string
 	}{
 		"an unknown binary": {
-			func(t testing.TB) { Start(t, "absent", nil) }, "start absent: no such binary",
+			func(t testing.TB) { Start(t, "absent", nil) }, "start absent: TestMain does not name the binary absent",
 		},
 		"a process that ends without listening": {
 			func(t testing.TB) { Start(t, "role", nil, "env").AdminAddr() }, "never said where its admin server listens",
@@ -98,7 +98,7 @@ func TestDataRaceFailsTheTest(t *testing.T) {
 
 func TestMissingMain(t *testing.T) {
 	_, err := (*binaries)(nil).path("role")
-	require.ErrorContains(t, err, "TestMain does not call proctest.Main")
+	require.ErrorContains(t, err, "TestMain does not call proctest.Run")
 }
 
 func TestPrebuiltBinaries(t *testing.T) {
@@ -110,6 +110,8 @@ func TestPrebuiltBinaries(t *testing.T) {
 	path, err := b.path("role")
 	require.NoError(t, err)
 	require.Equal(t, filepath.Join(dir, "role"), path)
+	_, err = b.path("absent")
+	require.ErrorContains(t, err, "no such binary")
 	remove()
 	require.FileExists(t, path)
 }
@@ -118,7 +120,7 @@ func TestBrokenBuild(t *testing.T) {
 	b, remove, err := prepare([]string{"./no/such/package"})
 	require.NoError(t, err)
 	defer remove()
-	_, err = b.path("role")
+	_, err = b.path("package")
 	require.ErrorContains(t, err, "go build ./no/such/package")
 }
 

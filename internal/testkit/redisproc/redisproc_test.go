@@ -86,14 +86,6 @@ func TestKillAndRestart(t *testing.T) {
 	}
 }
 
-func TestRestartKillsWhatRuns(t *testing.T) {
-	s := run(t, Options{})
-	pid := s.PID()
-	require.NoError(t, s.Restart(t.Context()))
-	require.NotEqual(t, pid, s.PID())
-	require.NoError(t, client(t, s).Ping(t.Context()).Err())
-}
-
 func TestRestartWhereThePortIsTaken(t *testing.T) {
 	s := run(t, Options{})
 	s.Kill()
@@ -110,11 +102,6 @@ func TestProbeTellsServersApart(t *testing.T) {
 	s := run(t, Options{})
 	require.NoError(t, probe(t.Context(), s.Addr(), s.PID()))
 	require.ErrorIs(t, probe(t.Context(), s.Addr(), s.PID()+1), errPortTaken)
-}
-
-func TestStartWithAPassword(t *testing.T) {
-	s := run(t, Options{Args: []string{"--requirepass", "s3cret"}})
-	require.ErrorContains(t, client(t, s).Ping(t.Context()).Err(), "NOAUTH")
 }
 
 func TestStartFails(t *testing.T) {

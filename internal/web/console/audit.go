@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/web/console/chart"
 	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
 
@@ -29,13 +28,13 @@ type auditPage struct{ backend httpapi.Backend }
 // auditData is the data of the page of the audit.
 type auditData struct {
 	api.AuditState
-	Laws       []chart.Value // with open violations, the most first
-	Open       int64         // violations of all laws
-	Unlisted   int64         // open violations that the list does not have
-	Leaderless int           // partitions without a leader
-	Unaudited  int           // partitions that were never looked at
-	LookedAt   *time.Time    // the oldest of the partitions' last checks; nil: a partition had none
-	DeepAt     *time.Time    // the oldest of their last full audits; nil: a partition had none
+	Laws       []quantity // with open violations, the most first
+	Open       int64      // violations of all laws
+	Unlisted   int64      // open violations that the list does not have
+	Leaderless int        // partitions without a leader
+	Unaudited  int        // partitions that were never looked at
+	LookedAt   *time.Time // the oldest of the partitions' last checks; nil: a partition had none
+	DeepAt     *time.Time // the oldest of their last full audits; nil: a partition had none
 	Shown      []api.AuditedPartition
 	More       int              // partitions that Shown leaves out
 	Lost       []api.DeadLetter // the newest jobs that were ended as LOST
@@ -81,10 +80,10 @@ func (p auditPage) reader() func(context.Context) (any, error) {
 
 // openLaws returns the laws that have open violations, sorted by name, with their numbers; open is
 // the sum.
-func openLaws(a api.AuditState) (laws []chart.Value, open int64) {
+func openLaws(a api.AuditState) (laws []quantity, open int64) {
 	for _, law := range slices.Sorted(maps.Keys(a.ByLaw)) {
 		if n := a.ByLaw[law]; n > 0 {
-			laws = append(laws, chart.Value{Name: law, Number: n})
+			laws = append(laws, quantity{Name: law, Number: n})
 			open += n
 		}
 	}
@@ -94,7 +93,7 @@ func openLaws(a api.AuditState) (laws []chart.Value, open int64) {
 // summarize computes from the audit state what the page shows of all partitions together.
 func (d *auditData) summarize() {
 	d.Laws, d.Open = openLaws(d.AuditState)
-	slices.SortStableFunc(d.Laws, func(a, b chart.Value) int { return cmp.Compare(b.Number, a.Number) })
+	slices.SortStableFunc(d.Laws, func(a, b quantity) int { return cmp.Compare(b.Number, a.Number) })
 	d.Unlisted = d.Open
 	for _, v := range d.Violations {
 		d.Unlisted -= max(v.Count, 1)

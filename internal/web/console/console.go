@@ -10,7 +10,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net/http"
 	"slices"
 	"strings"
@@ -20,8 +19,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/access/activity"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
-	"github.com/bulkaction/bulkaction/internal/access/clientaddr"
-	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/stage/cache"
 	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
 
@@ -34,74 +32,51 @@ const (
 	maxForm       = 256 << 10 // most bytes of a form without a file
 )
 
-// Options has the parts of a console.
+// Options has what a console needs beside what the API shares with it.
 type Options struct {
-	Backend  httpapi.Backend
-	Rooms    httpapi.Rooms      // nil: there are no pages of the waiting room
-	Activity httpapi.Activity   // nil: actions are not recorded
-	Keys     httpapi.Keys       // nil: nobody logs in, and everyone may do everything
-	KeyStore httpapi.KeyStore   // the keys that admins manage; nil: none
-	Sessions Sessions           // needed with Keys
-	Proxies  clientaddr.Proxies // in front of the console
-	Decoder  messages.Decoder
-	Version  string       // shown on each page
-	Log      *slog.Logger // nil: nothing is logged
-	Secure   bool         // browsers reach the console over https alone
-	TLS      bool         // this process ends TLS
+	Sessions Sessions // needed if callers need keys
+	Secure   bool     // browsers reach the console over https alone
 	// TraceURL is the URL of a job's trace, with the placeholders {trace_id}, {group} and
 	// {ordinal}. "": pages have no links to traces.
 	TraceURL string
-	NoAPI    bool // the console's address does not serve the API
-	// Closing ends when the server stops, and event streams with it. nil: it never ends.
-	Closing context.Context //nolint:containedctx // the server's, not a call's
 }
 
 // Console is the web console. It is an http.Handler for the paths below /ui/. It expects the checks
 // of package httpapi before it, above all those of the headers Host and Origin.
 type Console struct {
+	httpapi.Shared
 	Options
-	store    httpapi.Backend // for submissions, which the activity log does not record
 	mux      *http.ServeMux
 	pages    []page
 	views    func() *templates // parses them at the first call: many processes never show a page
 	rooms    roomPages
 	live     *live
-	last     *lastViews
-	now      func() time.Time
+	last     *cache.Cache[string, view] // shown while Redis is away
 	overview *overviewPage
 }
 
-// New returns a console.
-func New(o Options) *Console {
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
-	if o.Closing == nil {
-		o.Closing = context.Background()
-	}
-	store := o.Backend
-	if o.Activity != nil {
-		o.Backend = httpapi.Recorded(o.Backend, o.Activity)
-		if o.Rooms != nil {
-			o.Rooms = httpapi.RecordedRooms(o.Rooms, o.Activity)
-		}
-		if o.KeyStore != nil {
-			o.KeyStore = httpapi.RecordedKeys(o.KeyStore, o.Activity)
-		}
-	}
+const (
+	maxLast = 200              // pages whose data is kept
+	lastTTL = 15 * time.Minute // for so long
+)
+
+// New returns a console of the API's data.
+func New(shared httpapi.Shared, o Options) *Console {
 	c := &Console{
-		Options: o, store: store, mux: http.NewServeMux(), last: newLastViews(), now: time.Now,
-		overview: newOverviewPage(o.Backend),
+		Shared: shared, Options: o, mux: http.NewServeMux(), last: cache.New[string, view](lastTTL, maxLast),
+		overview: newOverviewPage(shared.Backend),
 	}
 	c.rooms = roomPages{
-		o.Rooms, o.Backend, newCache[[]api.StageStatus](brokersInterval), &paces{all: map[string][]reading{}},
-		o.Keys == nil,
+		c.Rooms, c.Backend, newCache[[]api.StageStatus](brokersInterval), &paces{all: map[string][]reading{}},
+		c.Keys == nil,
 	}
 	c.pages = c.allPages()
 	c.views = sync.OnceValue(func() *templates { return parseTemplates(functions(c.hasPage, o.TraceURL)) })
 	c.live = newLive(c)
 	for _, p := range c.pages {
-		c.mux.HandleFunc(http.MethodGet+" "+root+p.path, inTime(c.authorized(p.scope, c.servePage(p))))
+		if p.view != nil {
+			c.mux.HandleFunc(http.MethodGet+" "+root+p.path, inTime(c.authorized(p.scope, c.servePage(p))))
+		}
 	}
 	for _, a := range c.allActions() {
 		c.mux.HandleFunc(http.MethodPost+" "+root+a.path, c.authorized(a.scope, c.serveAction(a)))
@@ -133,7 +108,7 @@ func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.Set("Permissions-Policy", "camera=(), geolocation=(), microphone=()")
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Cache-Control", "no-store")
-	if c.TLS {
+	if c.TLS != nil {
 		h.Set("Strict-Transport-Security", "max-age=31536000")
 	}
 	c.mux.ServeHTTP(w, r)
@@ -147,7 +122,7 @@ type page struct {
 	path  string                              // below /ui, a pattern of http.ServeMux
 	nav   string                              // its name in the navigation; "": it is not there
 	scope auth.Scope                          // what its readers must be allowed to do
-	view  func(r *http.Request) (view, error) // reads the data
+	view  func(r *http.Request) (view, error) // reads the data; nil: path is one of the API, not below /ui
 }
 
 // view is what a page shows.
@@ -176,7 +151,7 @@ type action struct {
 
 // allPages returns the table of pages. The navigation shows them in this order.
 func (c *Console) allPages() []page {
-	groups, submit := groupPages{c.Backend}, submitPage{c.store, c.Decoder}
+	groups, submit := groupPages{c.Backend}, submitPage{c.Submissions, c.Decoder}
 	letters, tenants, guards := letterPages{c.Backend}, tenantPages{c.Backend}, guardPages{c.Backend}
 	all := []page{
 		{path: "/{$}", nav: "Overview", scope: open, view: c.overview.view},
@@ -197,18 +172,21 @@ func (c *Console) allPages() []page {
 		{path: "/audit", nav: "Audit", scope: auth.ReadSystem, view: auditPage{c.Backend}.view},
 		{path: "/activity", nav: "Activity", scope: auth.System, view: activityPage{c.Activity}.view},
 		{path: "/keys", nav: "Keys", scope: auth.System, view: keysPage{c}.list},
-		{path: "/api", nav: "API", scope: open, view: referencePage{c}.view},
+		{path: "/openapi.yaml", nav: "API", scope: open},
 		{path: "/submit", nav: "Submit", scope: auth.Submit, view: submit.form},
 	}
 	if c.Rooms == nil {
 		all = slices.DeleteFunc(all, func(p page) bool { return strings.HasPrefix(p.path, "/rooms") })
+	}
+	if c.OnlyUI {
+		all = slices.DeleteFunc(all, func(p page) bool { return p.view == nil })
 	}
 	return all
 }
 
 // allActions returns the table of actions.
 func (c *Console) allActions() []action {
-	groups, tenants, submit := groupPages{c.Backend}, tenantPages{c.Backend}, submitPage{c.store, c.Decoder}
+	groups, tenants, submit := groupPages{c.Backend}, tenantPages{c.Backend}, submitPage{c.Submissions, c.Decoder}
 	all := []action{
 		{path: "/submit", scope: auth.Submit, file: true, do: submit.submit, page: submit.form},
 		{path: "/groups", scope: auth.Control, do: groups.controlSome},
@@ -265,7 +243,7 @@ func (c *Console) authorized(scope auth.Scope, serve http.HandlerFunc) http.Hand
 			return
 		}
 		p, _ := auth.From(ctx)
-		if err := countRequest(w, p); err != nil {
+		if err := c.CountRequest(r, p); err != nil {
 			c.fail(w, r, err)
 			return
 		}
@@ -290,7 +268,7 @@ func (c *Console) servePage(p page) http.HandlerFunc {
 		case errors.As(err, &to):
 			http.Redirect(w, r, string(to), http.StatusSeeOther)
 		case errors.Is(err, api.ErrUnavailable), errors.Is(err, context.DeadlineExceeded):
-			if last, at, ok := c.last.find(r); ok {
+			if last, at, ok := c.last.Get(keyOf(r)); ok {
 				c.render(w, r, http.StatusServiceUnavailable, last, at)
 				return
 			}
@@ -300,7 +278,7 @@ func (c *Console) servePage(p page) http.HandlerFunc {
 		case v.refused != nil:
 			c.renderRefused(w, r, v, nil, v.refused.cause)
 		default:
-			c.last.keep(r, v, c.now())
+			c.last.Put(keyOf(r), v)
 			c.render(w, r, http.StatusOK, v, time.Time{})
 		}
 	}
@@ -330,17 +308,12 @@ func (c *Console) serveAction(a action) http.HandlerFunc {
 		}
 		ctx := activity.WithActor(r.Context(), actor)
 		if a.file {
-			if answer, ok := w.(interface {
-				BeginAppend(r *http.Request, p auth.Principal) (end func(), err error)
-			}); ok {
-				end, err := answer.BeginAppend(r, p)
-				if err != nil {
-					c.fail(w, r, err)
-					return
-				}
-				defer end()
+			end, err := c.BeginAppend(r, p)
+			if err != nil {
+				c.fail(w, r, err)
+				return
 			}
-			httpapi.StreamBody(r)
+			defer end()
 		} else {
 			if err := parseForm(w, r); err != nil {
 				c.fail(w, r, err)

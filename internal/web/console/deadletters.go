@@ -11,7 +11,6 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
-	"github.com/bulkaction/bulkaction/internal/web/console/chart"
 	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
 
@@ -41,7 +40,7 @@ type deadLettersData struct {
 func (d deadLettersData) First() bool { return d.Query.Cursor == "" }
 
 type letterCode struct {
-	chart.Value
+	quantity
 	Path string // of the dead letters with this code
 }
 
@@ -122,9 +121,9 @@ func (d *deadLettersData) add(letters []api.DeadLetter, filters url.Values) {
 		letter.Payload = nil // the page is kept for an outage: it shows only the text
 		d.Letters = append(d.Letters, deadLetter{letter, text})
 	}
-	var codes []chart.Value
+	var codes []quantity
 	for code, n := range counts {
-		codes = append(codes, chart.Value{Name: code, Number: n})
+		codes = append(codes, quantity{Name: code, Number: n})
 	}
 	if codes, d.More = largest(codes); len(codes) > 0 {
 		d.Most = codes[0].Number

@@ -327,7 +327,7 @@ type testConsole struct {
 
 func newTestConsole(t *testing.T) *testConsole {
 	w := &testConsole{T: t, backend: newFake(), rooms: newFakeRooms(), log: &fakeLog{}, keyStore: newKeyStore()}
-	w.console = New(Options{Backend: w.backend, Rooms: w.rooms, Activity: w.log, KeyStore: w.keyStore, Version: "v1", Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
+	w.console = New(httpapi.Share(w.options()), Options{})
 	return w
 }
 
@@ -339,11 +339,23 @@ func as(t *testing.T, who auth.Principal) *testConsole {
 	for _, p := range []auth.Principal{admin, operator, reader, acme, globex, metrics, service} {
 		w.keys.keys[p.KeyID] = p
 	}
-	w.console = New(Options{Backend: w.backend, Rooms: w.rooms, Activity: w.log, Keys: w.keys, KeyStore: w.keyStore, Sessions: w.sessions, Version: "v1", Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
+	w.console = New(httpapi.Share(w.options()), Options{Sessions: w.sessions})
 	if who.KeyID != "" {
 		w.cookie, _ = w.sessions.Create(t.Context(), who)
 	}
 	return w
+}
+
+// options returns the options of the API that shares its stores with the console.
+func (w *testConsole) options() httpapi.Options {
+	o := httpapi.Options{
+		Backend: w.backend, Rooms: w.rooms, Activity: w.log, KeyStore: w.keyStore, Version: "v1",
+		Log: slog.New(slog.NewTextHandler(w.Output(), nil)),
+	}
+	if w.keys != nil {
+		o.Keys = w.keys
+	}
+	return o
 }
 
 func (w *testConsole) do(r *http.Request) *httptest.ResponseRecorder {

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/web/console/chart"
 	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
 
@@ -35,12 +34,12 @@ type groupData struct {
 	api.Group
 	Complete   bool // Aggregate is not left out
 	Why        *api.Why
-	Bar        []chart.Part
-	Legend     []chart.Value
+	Bar        []barPart
+	Legend     []quantity
 	Map        *jobMap
 	Steps      []step
 	Rate       float64 // jobs that end per second; 0: unknown
-	Codes      []chart.Value
+	Codes      []quantity
 	MoreCodes  int
 	Aggregates []aggregate
 	FailedJobs []api.Job
@@ -137,16 +136,16 @@ func newGroupData(g api.Group, complete bool) groupData {
 	d := groupData{Group: g, Complete: complete, Legend: values(n)}
 	bar := d.Legend
 	if g.Total != nil && *g.Total > n.Accepted {
-		missing := chart.Value{Name: "announced", Class: "missing", Number: *g.Total - n.Accepted}
+		missing := quantity{Name: "announced", Class: "missing", Number: *g.Total - n.Accepted}
 		bar = append(slices.Clone(bar), missing)
 	}
-	d.Bar = chart.Divide(barWidth, bar)
+	d.Bar = divideBar(barWidth, bar)
 	if eta := g.ETASeconds; eta != nil && *eta > 0 {
 		d.Rate = float64(d.Unfinished()) / *eta
 	}
 	d.Steps = steps(g.Timestamps)
 	for code, count := range g.FailuresByCode {
-		d.Codes = append(d.Codes, chart.Value{Name: code, Number: count})
+		d.Codes = append(d.Codes, quantity{Name: code, Number: count})
 	}
 	d.Codes, d.MoreCodes = largest(d.Codes)
 	for _, name := range slices.Sorted(maps.Keys(g.Aggregate)) {
@@ -157,8 +156,8 @@ func newGroupData(g api.Group, complete bool) groupData {
 
 // values returns the counts of a group's jobs as chart values, in the order and with the CSS
 // classes that all charts of the console use.
-func values(n api.Counts) []chart.Value {
-	return []chart.Value{
+func values(n api.Counts) []quantity {
+	return []quantity{
 		{Name: "done", Class: "done", Number: n.Done}, {Name: "failed", Class: "failed", Number: n.Failed},
 		{Name: "cancelled", Class: "cancelled", Number: n.Cancelled},
 		{Name: "in flight", Class: "in-flight", Number: n.InFlight},
@@ -188,8 +187,8 @@ func steps(times map[string]time.Time) (all []step) {
 
 // largest returns the largest values, at most valuesShown, and how many others there are. It sorts
 // its argument.
-func largest(values []chart.Value) (some []chart.Value, more int) {
-	slices.SortFunc(values, func(a, b chart.Value) int {
+func largest(values []quantity) (some []quantity, more int) {
+	slices.SortFunc(values, func(a, b quantity) int {
 		return cmp.Or(cmp.Compare(b.Number, a.Number), cmp.Compare(a.Name, b.Name))
 	})
 	n := min(len(values), valuesShown)
@@ -200,14 +199,14 @@ func largest(values []chart.Value) (some []chart.Value, more int) {
 // Text, Counts or Histogram.
 type aggregate struct {
 	Name      string
-	Number    string           // a number
-	Text      string           // any other value, as JSON
-	Counts    []chart.Value    // how often there was which value
-	More      int              // values that Counts leaves out
-	Most      int64            // the largest count
-	Histogram *chart.Histogram // a distribution
-	Count     int64            // of the distribution's numbers
-	Numbers   []named          // the distribution in numbers
+	Number    string     // a number
+	Text      string     // any other value, as JSON
+	Counts    []quantity // how often there was which value
+	More      int        // values that Counts leaves out
+	Most      int64      // the largest count
+	Histogram *histogram // a distribution
+	Count     int64      // of the distribution's numbers
+	Numbers   []named    // the distribution in numbers
 }
 
 // named is a number with a name.
@@ -234,7 +233,7 @@ func newAggregate(name string, text json.RawMessage) aggregate {
 				a.Counts = nil
 				break
 			}
-			a.Counts = append(a.Counts, chart.Value{Name: value, Number: int64(n)})
+			a.Counts = append(a.Counts, quantity{Name: value, Number: int64(n)})
 		}
 		if len(a.Counts) > 0 {
 			a.Counts, a.More = largest(a.Counts)
@@ -265,7 +264,7 @@ func (a *aggregate) distribution(numbers map[string]float64) bool {
 	for _, name := range []string{"mean", "stddev"} {
 		a.Numbers = append(a.Numbers, named{name, decimal(numbers[name])})
 	}
-	h := chart.NewHistogram(420, 140, names, values, decimal)
+	h := newHistogram(420, 140, names, values, decimal)
 	a.Histogram, a.Count = &h, int64(numbers["count"])
 	return true
 }
@@ -346,4 +345,45 @@ func (p groupPages) goToJob(r *http.Request) (view, error) {
 		return view{}, invalid("The ordinal", "must be a whole number from 0")
 	}
 	return view{}, redirectError(fmt.Sprintf("%s/groups/%s/jobs/%d", root, id, ordinal))
+}
+
+const (
+	mapBuckets = 500
+	// mapInterval is how often an open page of a group reads the map of its jobs. The store reads
+	// the states of all jobs for a map, and caches the map for the same time.
+	mapInterval = 2 * time.Second
+)
+
+// jobMap is a chart of a group's jobs: each column shows the states of a range of ordinals.
+type jobMap struct {
+	Jobs  int64
+	Last  int64 // the last ordinal
+	Each  int64 // the most jobs of a column
+	Chart columnMap
+}
+
+// mapReader returns a function that reads the map of a group at most once per mapInterval. The
+// function returns nil while the group has no jobs.
+func (p groupPages) mapReader(id string) func(context.Context) (*jobMap, error) {
+	return every(mapInterval, func(ctx context.Context) (*jobMap, error) {
+		m, err := p.backend.JobMap(ctx, id, mapBuckets)
+		return newJobMap(m), err
+	})
+}
+
+func newJobMap(m api.JobMap) *jobMap {
+	if m.Jobs == 0 || len(m.Buckets) == 0 {
+		return nil
+	}
+	j := &jobMap{Jobs: m.Jobs}
+	var columns [][]quantity
+	for _, b := range m.Buckets {
+		j.Last, j.Each = b.To, max(j.Each, b.To-b.From+1)
+		columns = append(columns, values(api.Counts{
+			Done: b.Done, Failed: b.Failed, Cancelled: b.Cancelled, InFlight: b.InFlight,
+			Ready: b.Ready, NonReady: b.NonReady, Waiting: b.Waiting,
+		}))
+	}
+	j.Chart = newColumnMap(barWidth, 48, columns)
+	return j
 }

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/web/console/chart"
 )
 
 const (
@@ -29,7 +28,7 @@ type historyView struct {
 
 type historyChart struct {
 	Label, Title string // Title names the fields of the API
-	Lines        chart.Lines
+	Lines        lineChart
 }
 
 // line is a line of a chart of the history.
@@ -87,12 +86,12 @@ func newHistoryView(h api.History, minutes int, now time.Time) historyView {
 		if len(v.Charts) > 0 {
 			lines = historyJobs
 		}
-		var series []chart.Series
+		var series []lineSeries
 		for _, l := range lines {
-			series = append(series, chart.Series{Name: l.name, Class: l.class, Points: l.points(columns)})
+			series = append(series, lineSeries{Name: l.name, Class: l.class, Points: l.points(columns)})
 		}
 		var ok bool
-		if c.Lines, ok = chart.NewLines(historyWidth, historyHeight, series, decimal); !ok {
+		if c.Lines, ok = newLineChart(historyWidth, historyHeight, series, decimal); !ok {
 			return historyView{Now: v.Now, Failed: v.Failed}
 		}
 		v.Charts = append(v.Charts, c)
@@ -135,14 +134,14 @@ func columnsOf(points []api.HistoryPoint, from time.Time, step time.Duration) (a
 }
 
 // points returns the average of the line's values in each column; NaN for a column without points.
-func (l line) points(columns []column) []chart.Point {
-	all := make([]chart.Point, len(columns))
+func (l line) points(columns []column) []linePoint {
+	all := make([]linePoint, len(columns))
 	for i, c := range columns {
 		sum := 0.0
 		for _, p := range c.points {
 			sum += l.value(p)
 		}
-		all[i] = chart.Point{T: c.at, Value: sum / float64(len(c.points))} // NaN without a point
+		all[i] = linePoint{T: c.at, Value: sum / float64(len(c.points))} // NaN without a point
 	}
 	return all
 }

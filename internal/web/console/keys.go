@@ -71,7 +71,7 @@ func (c keysPage) list(r *http.Request) (view, error) {
 	for _, k := range l.Keys {
 		row := keyRow{Key: k, State: "valid", Own: k.ID == who.KeyID}
 		switch {
-		case k.ExpiresAt != nil && !c.now().Before(*k.ExpiresAt):
+		case k.ExpiresAt != nil && !time.Now().Before(*k.ExpiresAt):
 			row.State = "expired"
 		case k.ReplacedBy != "":
 			row.State = "replaced"

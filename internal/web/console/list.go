@@ -35,6 +35,26 @@ func (l listOf) open(arg string, interval time.Duration) (func(context.Context) 
 	return every(interval, read), err
 }
 
+// every returns a function that calls read at most once per interval, and otherwise returns the
+// data of the last call. After an error, the next call reads again. Only one goroutine may use the
+// function.
+func every[T any](
+	interval time.Duration, read func(context.Context) (T, error),
+) func(context.Context) (T, error) {
+	var last T
+	var readAt time.Time
+	return func(ctx context.Context) (T, error) {
+		if !readAt.IsZero() && time.Since(readAt) < interval {
+			return last, nil
+		}
+		data, err := read(ctx)
+		if err == nil {
+			last, readAt = data, time.Now()
+		}
+		return data, err
+	}
+}
+
 // chosen returns a query of the values that are not empty.
 func chosen(values map[string]string) url.Values {
 	q := url.Values{}

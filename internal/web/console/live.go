@@ -13,9 +13,8 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
+	"github.com/bulkaction/bulkaction/internal/web"
 	"github.com/bulkaction/bulkaction/internal/web/httpapi"
-	"github.com/bulkaction/bulkaction/internal/web/livefeed"
-	"github.com/bulkaction/bulkaction/internal/web/sse"
 )
 
 const (
@@ -75,9 +74,9 @@ func (c *Console) topics() map[string]topic {
 type live struct {
 	console *Console
 	topics  map[string]topic
-	streams sse.Streams
-	groups  *livefeed.Feed[*regions] // of topics that are read up to twice a second
-	others  *livefeed.Feed[*regions]
+	streams *web.Streams
+	groups  *web.Feed[*regions] // of topics that are read up to twice a second
+	others  *web.Feed[*regions]
 
 	mu       sync.Mutex
 	own      map[string]int // open streams by API key
@@ -86,9 +85,9 @@ type live struct {
 
 func newLive(c *Console) *live {
 	return &live{
-		console: c, topics: c.topics(), streams: sse.Streams{Max: maxStreams},
-		groups: livefeed.NewPaced[*regions](500*time.Millisecond, time.Second),
-		others: livefeed.NewPaced[*regions](time.Second, time.Second),
+		console: c, topics: c.topics(), streams: web.NewStreams(maxStreams),
+		groups: web.NewFeed[*regions](500*time.Millisecond, time.Second),
+		others: web.NewFeed[*regions](time.Second, time.Second),
 		own:    map[string]int{}, followed: map[string]int{},
 	}
 }
@@ -102,102 +101,121 @@ type regions struct {
 	last    bool   // the subject of the page is gone: the stream ends
 }
 
-// serve answers with the event stream of one page. A request has exactly one topic, because a page
-// has only one.
+// subscription is the topic that a request follows.
+type subscription struct {
+	topic
+	name    string // with its argument
+	who     auth.Principal
+	read    func(context.Context) (any, error)
+	address string // of the API, in command lines
+	class   string // of streams that share what is read
+}
+
+// serve answers with the event stream of one page, or refuses it in plain text.
 func (l *live) serve(w http.ResponseWriter, r *http.Request) {
-	if r.Method != http.MethodGet {
-		w.Header().Set("Allow", http.MethodGet)
-		plainError(w, http.StatusMethodNotAllowed, "use GET", nil)
-		return
-	}
-	ctx, err := l.console.principal(r, false)
+	ctx, s, err := l.subscribe(r)
 	if err != nil {
-		plainError(w, http.StatusUnauthorized, "log in first", err)
+		refuseStream(w, err)
 		return
 	}
-	who, _ := auth.From(ctx)
-	if err := countRequest(w, who); err != nil {
-		problem, after, _ := httpapi.ProblemOf(err)
-		w.Header().Set("Retry-After", seconds(after))
-		plainError(w, problem.Status, problem.Detail, nil)
-		return
-	}
-	name := r.URL.Query().Get("topics")
-	kind, arg, _ := strings.Cut(name, ":")
-	t, known := l.topics[kind]
-	if !known || len(name) > maxForm {
-		plainError(w, http.StatusNotFound, "no such topic", nil)
-		return
-	}
-	if t.scope != open && !who.May(t.scope) {
-		plainError(w, http.StatusForbidden, "not for your key", nil)
-		return
-	}
-	if t.check != nil {
-		if err := t.check(r); err != nil {
-			plainError(w, http.StatusForbidden, err.Error(), nil)
-			return
-		}
-	}
-	read, err := t.open(ctx, arg)
-	var input *inputError
-	switch {
-	case errors.Is(err, api.ErrNotFound), errors.As(err, &input):
-		plainError(w, http.StatusNotFound, "no such topic", nil)
-		return
-	case err != nil:
-		l.console.Log.WarnContext(ctx, "a topic of the console can't be read", "topic", kind, "error", err)
-		plainError(w, http.StatusInternalServerError, "the topic can't be read", err)
-		return
-	}
-	address := l.console.apiOption(r)
-	class := strings.Join([]string{classOf(who), address, name}, "\x00") // of streams that share what is read
-	limited := ""
-	if t.group || t.many {
-		limited = class
-	}
-	leave, err := l.enter(who.KeyID, limited)
+	leave, err := l.enter(s)
 	if err != nil {
-		w.Header().Set("Retry-After", seconds(tryAgain))
-		plainError(w, http.StatusTooManyRequests, err.Error(), nil)
+		refuseStream(w, err)
 		return
 	}
 	defer leave()
-	if answer, ok := w.(interface{ OwnDeadlines() }); ok {
-		answer.OwnDeadlines()
-	}
 	stream, err := l.streams.Open(l.console.Closing, w)
 	if err != nil {
-		w.Header().Set("Retry-After", seconds(tryAgain))
-		plainError(w, http.StatusTooManyRequests, fmt.Sprintf("all %d event streams are in use", maxStreams), nil)
+		refuseStream(w, tooMany("all %d event streams are in use", maxStreams))
 		return
 	}
 	defer stream.Close()
 	ctx, end := l.whileValid(ctx, w, r)
 	defer end()
 	feed := l.others
-	if t.group {
+	if s.group {
 		feed = l.groups
 	}
-	viewer := feed.Watch(class, func() livefeed.Poll[*regions] { return l.poll(t, who, address, read) })
+	viewer := feed.Watch(s.class, func() web.Poll[*regions] { return l.poll(s) })
 	defer viewer.Close()
-	if err := follow(ctx, stream, viewer); err != nil && !errors.Is(err, context.Canceled) &&
-		!errors.Is(err, sse.ErrClosing) {
-		l.console.Log.DebugContext(ctx, "an event stream of the console ended", "topic", name, "error", err)
+	if err := follow(ctx, &stream, viewer); err != nil && !errors.Is(err, context.Canceled) &&
+		!errors.Is(err, web.ErrClosing) {
+		l.console.Log.DebugContext(ctx, "an event stream of the console ended", "topic", s.name, "error", err)
 	}
 }
 
-func plainError(w http.ResponseWriter, status int, text string, err error) {
-	if errors.Is(err, api.ErrUnavailable) {
+// subscribe returns what a request follows, and its context with the principal. A request has
+// exactly one topic, because a page has only one. The error is a *web.Problem.
+func (l *live) subscribe(r *http.Request) (context.Context, subscription, error) {
+	c := l.console
+	if r.Method != http.MethodGet {
+		return nil, subscription{}, refusedStream(http.StatusMethodNotAllowed, "use GET", nil)
+	}
+	ctx, err := c.principal(r, false)
+	if err != nil {
+		return nil, subscription{}, refusedStream(http.StatusUnauthorized, "log in first", err)
+	}
+	who, _ := auth.From(ctx)
+	if err := c.CountRequest(r, who); err != nil {
+		return nil, subscription{}, err
+	}
+	name := r.URL.Query().Get("topics")
+	kind, arg, _ := strings.Cut(name, ":")
+	t, known := l.topics[kind]
+	if !known || len(name) > maxForm {
+		return nil, subscription{}, errNoTopic
+	}
+	if t.scope != open && !who.May(t.scope) {
+		return nil, subscription{}, refusedStream(http.StatusForbidden, "not for your key", nil)
+	}
+	if t.check != nil {
+		if err := t.check(r); err != nil {
+			return nil, subscription{}, refusedStream(http.StatusForbidden, err.Error(), nil)
+		}
+	}
+	read, err := t.open(ctx, arg)
+	var input *inputError
+	switch {
+	case errors.Is(err, api.ErrNotFound), errors.As(err, &input):
+		return nil, subscription{}, errNoTopic
+	case err != nil:
+		c.Log.WarnContext(ctx, "a topic of the console can't be read", "topic", kind, "error", err)
+		return nil, subscription{}, refusedStream(http.StatusInternalServerError, "the topic can't be read", err)
+	}
+	address := c.apiOption(r)
+	class := strings.Join([]string{classOf(who), address, name}, "\x00")
+	return ctx, subscription{t, name, who, read, address, class}, nil
+}
+
+var errNoTopic = refusedStream(http.StatusNotFound, "no such topic", nil)
+
+// refusedStream returns the answer to a request for a stream that is refused because of cause.
+func refusedStream(status int, text string, cause error) *web.Problem {
+	if errors.Is(cause, api.ErrUnavailable) {
 		status, text = http.StatusServiceUnavailable, "Redis is away"
 	}
-	http.Error(w, text, status)
+	return &web.Problem{Problem: api.Problem{Status: status, Detail: text}}
+}
+
+func tooMany(format string, limit int) *web.Problem {
+	p := refusedStream(http.StatusTooManyRequests, fmt.Sprintf(format, limit), nil)
+	p.RetryAfter = tryAgain
+	return p
+}
+
+func refuseStream(w http.ResponseWriter, err error) {
+	problem, after, _ := httpapi.ProblemOf(err)
+	web.SetRetryAfter(w.Header(), after)
+	if problem.Status == http.StatusMethodNotAllowed {
+		w.Header().Set("Allow", http.MethodGet)
+	}
+	http.Error(w, problem.Detail, problem.Status)
 }
 
 // follow sends events to the client of viewer. It returns an error when ctx ends or when a read or
 // a write fails, and nil when the subject of the page is gone. A client that is new or has missed a
 // change gets all live regions, any other client only those that have changed.
-func follow(ctx context.Context, stream *sse.Stream, viewer *livefeed.Viewer[*regions]) error {
+func follow(ctx context.Context, stream *web.Stream, viewer *web.Viewer[*regions]) error {
 	for sent := 0; ; {
 		found, changed, err := viewer.Next()
 		switch {
@@ -219,18 +237,22 @@ func follow(ctx context.Context, stream *sse.Stream, viewer *livefeed.Viewer[*re
 	}
 }
 
-// enter counts an open event stream for an API key and for a topic with a limit, until leave is
-// called. It returns an error if there are too many. limited names a topic and the class of its
-// readers: readers who see different data of a topic count as readers of different topics, because
-// their data is read separately. An empty key or limited is not counted.
-func (l *live) enter(key, limited string) (leave func(), err error) {
+// enter counts an open event stream for its API key and, if the topic is limited in number, for its
+// class, until leave is called. It returns a problem if there are too many. Readers who see
+// different data of a topic count as readers of different topics, because their data is read
+// separately.
+func (l *live) enter(s subscription) (leave func(), err error) {
+	key, limited := s.who.KeyID, ""
+	if s.group || s.many {
+		limited = s.class
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if key != "" && l.own[key] >= maxOwnStreams {
-		return nil, fmt.Errorf("your API key has %d event streams already", maxOwnStreams)
+		return nil, tooMany("your API key has %d event streams already", maxOwnStreams)
 	}
 	if limited != "" && l.followed[limited] == 0 && len(l.followed) >= maxGroupTopics {
-		return nil, fmt.Errorf("this server follows %d groups and other things already", maxGroupTopics)
+		return nil, tooMany("this server follows %d groups and other things already", maxGroupTopics)
 	}
 	change := func(counts map[string]int, name string, by int) {
 		if name == "" {
@@ -251,70 +273,53 @@ func (l *live) enter(key, limited string) (leave func(), err error) {
 }
 
 // whileValid returns a context that ends when the request's session or its API key is not valid any
-// more. Then it also interrupts a write to a client that does not read. The caller must call end.
+// more (see web.WhileValid). The caller must call end.
 func (l *live) whileValid(
 	ctx context.Context, w http.ResponseWriter, r *http.Request,
 ) (_ context.Context, end func()) {
 	if l.console.Keys == nil {
 		return ctx, func() {}
 	}
-	ctx, cancel := context.WithCancel(ctx)
 	who, _ := auth.From(ctx)
-	var checks sync.WaitGroup
-	checks.Go(func() {
-		tick := time.NewTicker(stillInterval)
-		defer tick.Stop()
-		for checked := time.Now(); ; {
-			select {
-			case <-ctx.Done():
-				return
-			case <-tick.C:
-			}
-			valid := l.console.Keys.Still(who)
-			if now := time.Now(); valid && now.Sub(checked) >= sessionInterval {
-				checked = now
-				_, err := l.console.principal(r, false)
-				valid = !errors.Is(err, errNoSession)
-			}
-			if !valid {
-				cancel()
-				_ = http.NewResponseController(w).SetWriteDeadline(time.Unix(1, 0)) // test servers have no deadlines
-				return
-			}
+	checked := time.Now()
+	return web.WhileValid(ctx, w, stillInterval, errNoSession, func() bool {
+		if !l.console.Keys.Still(who) {
+			return false
 		}
+		if now := time.Now(); now.Sub(checked) >= sessionInterval {
+			checked = now
+			_, err := l.console.principal(r, false)
+			return !errors.Is(err, errNoSession)
+		}
+		return true
 	})
-	return ctx, func() {
-		cancel()
-		checks.Wait()
-	}
 }
 
-// poll returns a function that reads a topic with the rights of who and renders the live regions;
-// address is the one of the API in command lines. A region has changed if its HTML has.
-func (l *live) poll(
-	t topic, who auth.Principal, address string, read func(context.Context) (any, error),
-) livefeed.Poll[*regions] {
+// poll returns a function that reads a topic with the rights of its first reader and renders the
+// live regions. A region has changed if its HTML has.
+func (l *live) poll(s subscription) web.Poll[*regions] {
+	who := s.who
 	who.KeyID = "" // the regions are for all readers who see the same
 	number, event := 0, ""
 	var last map[string]string
-	return func(ctx context.Context) (livefeed.State[*regions], error) {
+	return func(ctx context.Context) (web.State[*regions], error) {
 		ctx, cancel := context.WithTimeout(auth.With(ctx, who), readTimeout)
 		defer cancel()
 		found, before := "regions", event
 		var html map[string]string
-		data, err := read(ctx)
+		data, err := s.read(ctx)
 		switch {
 		case errors.Is(err, api.ErrUnavailable), errors.Is(err, context.DeadlineExceeded):
 			found = "away"
 		case errors.Is(err, api.ErrNotFound):
 			found = "gone"
 		case err != nil:
-			return livefeed.State[*regions]{}, err
+			return web.State[*regions]{}, err
 		default:
-			if html, err = l.console.renderRegions(t.page, who, address, data); err != nil {
+			if html, err = l.console.renderRegions(s.page, who, s.address, data); err != nil {
 				l.console.Log.ErrorContext(ctx, "live regions of the console can't be rendered",
-					"page", t.page, "error", err)
-				return livefeed.State[*regions]{}, err
+					"page", s.page, "error", err)
+				return web.State[*regions]{}, err
 			}
 		}
 		changes := map[string]string{}
@@ -325,14 +330,14 @@ func (l *live) poll(
 		}
 		last, event = html, found
 		if found == before && len(changes) == 0 {
-			return livefeed.State[*regions]{}, nil
+			return web.State[*regions]{}, nil
 		}
 		number++
 		value := &regions{number: number, frame: eventOf(found, html), last: found == "gone"}
 		if found == before && len(changes) < len(html) {
 			value.changes = eventOf(found, changes)
 		}
-		return livefeed.State[*regions]{Value: value, Changed: true, Last: value.last}, nil
+		return web.State[*regions]{Value: value, Changed: true, Last: value.last}, nil
 	}
 }
 

@@ -234,15 +234,18 @@ func TestStreamLimits(t *testing.T) {
 	}, 30*time.Second, 10*time.Millisecond)
 
 	l := newLive(newTestConsole(t).console)
+	enter := func(class string) (func(), error) {
+		return l.enter(subscription{topic: topic{group: true}, class: class})
+	}
 	var leave []func()
 	for i := range maxGroupTopics {
-		f, err := l.enter("", fmt.Sprint("group:", i))
+		f, err := enter(fmt.Sprint("group:", i))
 		require.NoError(t, err)
 		leave = append(leave, f)
 	}
-	_, err := l.enter("", "group:one-more")
+	_, err := enter("group:one-more")
 	require.ErrorContains(t, err, "200 groups")
-	again, err := l.enter("", "group:7")
+	again, err := enter("group:7")
 	require.NoError(t, err, "a group that is followed already")
 	again()
 	for _, list := range []string{"groups:prefix%3Da", "guards:", "rooms:"} { // each may read many keys of Redis
@@ -253,7 +256,7 @@ func TestStreamLimits(t *testing.T) {
 		require.Equal(t, http.StatusTooManyRequests, answered.Code, list)
 	}
 	leave[3]()
-	_, err = l.enter("", "group:one-more")
+	_, err = enter("group:one-more")
 	require.NoError(t, err)
 	l.streams.Max = 0
 	answered := httptest.NewRecorder()

@@ -14,6 +14,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/access/apikey"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
 	"github.com/bulkaction/bulkaction/internal/access/session"
+	"github.com/bulkaction/bulkaction/internal/web"
 )
 
 // Sessions stores the sessions of people who have logged in. Package session implements it.
@@ -69,15 +70,6 @@ func (c *Console) principal(r *http.Request, request bool) (context.Context, err
 	return auth.With(r.Context(), p), nil
 }
 
-// countRequest counts a console request towards the rate limit of the session's API key, which
-// requests to the API share. It returns a problem of package httpapi if the key has made too many.
-func countRequest(w http.ResponseWriter, p auth.Principal) error {
-	if answer, ok := w.(interface{ CountRequest(p auth.Principal) error }); ok {
-		return answer.CountRequest(p)
-	}
-	return nil // no server of package httpapi serves the request
-}
-
 // askForLogin redirects a browser without a session to the login page. After a GET, the login later
 // leads back to the page that the browser asked for; otherwise to the overview.
 func askForLogin(w http.ResponseWriter, r *http.Request) {
@@ -123,7 +115,7 @@ func (c loginPage) begin(w http.ResponseWriter, r *http.Request) {
 	status := http.StatusOK
 	switch {
 	case errors.As(err, &many):
-		w.Header().Set("Retry-After", seconds(many.RetryAfter))
+		web.SetRetryAfter(w.Header(), many.RetryAfter)
 		status, form.Problem = http.StatusTooManyRequests, err.Error()
 	case errors.Is(err, apikey.ErrInvalid):
 		status, form.Problem = http.StatusUnauthorized, err.Error()
@@ -139,7 +131,7 @@ func (c loginPage) begin(w http.ResponseWriter, r *http.Request) {
 		c.showForm(w, r, status, form)
 		return
 	}
-	if err := countRequest(w, p); err != nil {
+	if err := c.CountRequest(r, p); err != nil {
 		c.fail(w, r, err)
 		return
 	}

@@ -11,7 +11,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
-	"github.com/bulkaction/bulkaction/internal/web/console/chart"
+	"github.com/bulkaction/bulkaction/internal/stage/cache"
 	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
 
@@ -36,10 +36,10 @@ type historyRange struct {
 // overviewPage serves the overview of the system. Its caches are shared by all readers.
 type overviewPage struct {
 	backend  httpapi.Backend
-	history  *cache[historyView]
-	audit    *cache[api.AuditState]
-	busiest  *cache[[]tenantLoad]
-	failures *cache[[]api.Group]
+	history  *cache.Cache[string, historyView]
+	audit    *cache.Cache[string, api.AuditState]
+	busiest  *cache.Cache[string, []tenantLoad]
+	failures *cache.Cache[string, []api.Group]
 }
 
 func newOverviewPage(b httpapi.Backend) *overviewPage {
@@ -47,6 +47,12 @@ func newOverviewPage(b httpapi.Backend) *overviewPage {
 		backend: b, history: newCache[historyView](seldomInterval), audit: newCache[api.AuditState](seldomInterval),
 		busiest: newCache[[]tenantLoad](seldomInterval), failures: newCache[[]api.Group](seldomInterval),
 	}
+}
+
+// newCache returns a cache of the answers to an expensive read, which all pages and readers share.
+func newCache[T any](interval time.Duration) *cache.Cache[string, T] {
+	const most = 100
+	return cache.New[string, T](interval, most)
 }
 
 // overviewData is the template data of the overview. Fields that the reader may not see are empty.
@@ -60,8 +66,8 @@ type overviewData struct {
 	Minutes  int // of the history
 	Ranges   []historyRange
 	Audit    *api.AuditState
-	Open     int64         // open violations of the audit
-	Laws     []chart.Value // that they break
+	Open     int64      // open violations of the audit
+	Laws     []quantity // that they break
 	Busiest  []tenantLoad
 	Tenants  bool // the reader may see all tenants
 	Newest   []api.Group
@@ -118,7 +124,7 @@ func (p *overviewPage) read(ctx context.Context, minutes int) (any, error) {
 		}
 	}
 	if who.May(auth.ReadSystem) {
-		a, err := p.audit.get("", func() (api.AuditState, error) { return p.backend.Audit(ctx) })
+		a, err := p.audit.GetOr("", func() (api.AuditState, error) { return p.backend.Audit(ctx) })
 		if err != nil {
 			return nil, err
 		}
@@ -126,7 +132,7 @@ func (p *overviewPage) read(ctx context.Context, minutes int) (any, error) {
 	}
 	var err error
 	if d.Tenants {
-		if d.Busiest, err = p.busiest.get("", func() ([]tenantLoad, error) {
+		if d.Busiest, err = p.busiest.GetOr("", func() ([]tenantLoad, error) {
 			l, err := p.backend.BusiestTenants(ctx, overviewTenants)
 			return loadsOf(l.Tenants), err
 		}); err != nil {
@@ -141,7 +147,7 @@ func (p *overviewPage) read(ctx context.Context, minutes int) (any, error) {
 		return nil, err
 	}
 	d.Newest = newest.Groups
-	d.Failures, err = p.failures.get(classOf(who), func() ([]api.Group, error) {
+	d.Failures, err = p.failures.GetOr(classOf(who), func() ([]api.Group, error) {
 		l, err := p.backend.Groups(ctx, httpapi.ListQuery{Status: api.StatusFailed, Limit: overviewGroups})
 		return l.Groups, err
 	})
@@ -149,7 +155,7 @@ func (p *overviewPage) read(ctx context.Context, minutes int) (any, error) {
 }
 
 func (p *overviewPage) readHistory(ctx context.Context, minutes int) (historyView, error) {
-	return p.history.get(strconv.Itoa(minutes), func() (historyView, error) {
+	return p.history.GetOr(strconv.Itoa(minutes), func() (historyView, error) {
 		h, err := p.backend.History(ctx, max(minutes, int(failedHours/time.Minute)))
 		return newHistoryView(h, minutes, time.Now()), err
 	})

@@ -12,6 +12,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
+	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
 
 // History returns a point for each 10 s of the last five minutes; none if there are no groups. Only
@@ -141,7 +142,7 @@ func TestOverviewOfTheAudit(t *testing.T) {
 	t.Parallel()
 	show := func(state api.AuditState) document {
 		w := newTestConsole(t)
-		w.console = New(Options{Backend: audited{w.backend, state}})
+		w.with(func(o *httpapi.Options) { o.Backend = audited{w.backend, state} })
 		return w.page("/ui/")
 	}
 	d := show(api.AuditState{ByLaw: map[string]int64{"location": 1200, "conservation": 1, hostile: 3, "none": 0}})
@@ -190,10 +191,10 @@ func TestOverviewRights(t *testing.T) {
 func TestOverviewReadsLittle(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)
-	w.console.overview.history.interval = time.Hour
-	w.console.overview.audit.interval = time.Hour
-	w.console.overview.busiest.interval = time.Hour
-	w.console.overview.failures.interval = time.Hour
+	w.console.overview.history.TTL = time.Hour
+	w.console.overview.audit.TTL = time.Hour
+	w.console.overview.busiest.TTL = time.Hour
+	w.console.overview.failures.TTL = time.Hour
 	w.page("/ui/")
 	w.page("/ui/?minutes=60")
 	s := w.follow(w.server(), "overview", "")
@@ -271,28 +272,4 @@ func TestPermitsOfAWindow(t *testing.T) {
 	} {
 		require.Equal(t, want, overviewData{Stats: &api.Stats{RateLimit: l}}.Limit())
 	}
-}
-
-func TestKeptAnswers(t *testing.T) {
-	t.Parallel()
-	k, reads := newCache[int](time.Hour), 0
-	read := func() (int, error) { reads++; return reads, nil }
-	for range 3 {
-		n, err := k.get("a", read)
-		require.NoError(t, err)
-		require.Equal(t, 1, n)
-	}
-	_, err := k.get("b", func() (int, error) { return 0, api.ErrUnavailable })
-	require.ErrorIs(t, err, api.ErrUnavailable)
-	n, err := k.get("b", read)
-	require.NoError(t, err)
-	require.Equal(t, 2, n, "an error is not kept")
-	for i := range 3 * maxAnswers {
-		_, _ = k.get(fmt.Sprint(i), read)
-	}
-	require.LessOrEqual(t, len(k.all), maxAnswers)
-	k.interval = 0
-	_, _ = k.get("a", read)
-	n, _ = k.get("a", read)
-	require.Equal(t, reads, n, "an old answer is asked for again")
 }

@@ -51,7 +51,7 @@ func (c *Console) refuse(w http.ResponseWriter, r *http.Request, a action, err e
 	defer cancel()
 	v, readErr := a.page(r.WithContext(ctx))
 	if readErr != nil {
-		last, _, ok := c.last.find(r)
+		last, _, ok := c.last.Get(keyOf(r))
 		if !ok {
 			c.fail(w, r, err)
 			return

@@ -12,17 +12,17 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
-	"maps"
 	"net/http"
 	"net/url"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
+	"github.com/bulkaction/bulkaction/internal/web"
 	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
 
@@ -149,6 +149,9 @@ func (c *Console) render(w http.ResponseWriter, r *http.Request, status int, v v
 			continue
 		}
 		to := root + strings.TrimSuffix(page.path, "{$}")
+		if page.view == nil {
+			to = page.path
+		}
 		current := r.URL.Path == to || to != root+"/" && strings.HasPrefix(r.URL.Path, to+"/")
 		f.Nav = append(f.Nav, navItem{page.nav, to, current})
 	}
@@ -163,6 +166,37 @@ func (c *Console) render(w http.ResponseWriter, r *http.Request, status int, v v
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	w.WriteHeader(status)
 	_, _ = out.WriteTo(w) // an error means that the client has left
+}
+
+// host matches a Host header that is safe to show in a command line.
+var host = regexp.MustCompile(`^[A-Za-z0-9.\[\]:_-]+$`)
+
+// address returns the URL by which the browser reaches the console, from the header Host; ADDRESS
+// stands for a host that is not safe to show. The API has the same address if this process serves
+// it.
+func (c *Console) address(r *http.Request) string {
+	scheme := "http://"
+	if c.Secure || c.TLS != nil {
+		scheme = "https://"
+	}
+	if !host.MatchString(r.Host) {
+		return scheme + "ADDRESS"
+	}
+	return scheme + r.Host
+}
+
+// apiOption returns the value that command lines need for --api; "" if they need none, because the
+// API's address is the default of the command line. It is the word URL if this process does not
+// serve the API.
+func (c *Console) apiOption(r *http.Request) string {
+	if c.OnlyUI {
+		return "URL"
+	}
+	at := c.address(r)
+	if at == "http://127.0.0.1:8080" || at == "http://localhost:8080" {
+		return ""
+	}
+	return at
 }
 
 // failure is the template data of an error page.
@@ -213,9 +247,7 @@ func (c *Console) failureOf(w http.ResponseWriter, r *http.Request, err error) (
 		(problem.Code == api.StoreUnavailable || errors.Is(err, context.DeadlineExceeded)) {
 		f.Detail += " The action may have been carried out: look before you repeat it."
 	}
-	if retryAfter > 0 {
-		w.Header().Set("Retry-After", seconds(retryAfter))
-	}
+	web.SetRetryAfter(w.Header(), retryAfter)
 	return f, status
 }
 
@@ -241,8 +273,6 @@ func (c *Console) notFound(w http.ResponseWriter, r *http.Request) {
 	}
 	c.fail(w, r.WithContext(ctx), &api.NotFoundError{Text: "the console has no such page"})
 }
-
-func seconds(d time.Duration) string { return fmt.Sprint(int64((d + time.Second - 1) / time.Second)) }
 
 // assets are the files that pages load, by name.
 var assets = readAssets()
@@ -287,26 +317,7 @@ func serveAsset(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.Copy(w, bytes.NewReader(a.text)) // an error means that the client has left
 }
 
-const (
-	maxLast = 200              // pages whose data is kept
-	lastTTL = 15 * time.Minute // for so long
-)
-
-// lastViews stores the last data of each page and class of readers, which is shown while Redis is
-// away.
-type lastViews struct {
-	mu  sync.Mutex
-	all map[string]lastView
-}
-
-type lastView struct {
-	view
-	at time.Time
-}
-
-func newLastViews() *lastViews { return &lastViews{all: map[string]lastView{}} }
-
-// keyOf returns the key of a request in lastViews: the page, and the rights of the reader.
+// keyOf returns the key of a request in Console.last: the page, and the rights of the reader.
 func keyOf(r *http.Request) string {
 	p, _ := auth.From(r.Context())
 	return fmt.Sprintf("%s\x00%s", classOf(p), r.URL.RequestURI())
@@ -315,27 +326,4 @@ func keyOf(r *http.Request) string {
 // classOf names the readers who see the same data as p.
 func classOf(p auth.Principal) string {
 	return fmt.Sprintf("%s\x00%s\x00%v", p.Role, p.Tenant, p.Payloads)
-}
-
-func (l *lastViews) keep(r *http.Request, v view, now time.Time) {
-	key := keyOf(r)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if _, there := l.all[key]; !there && len(l.all) >= maxLast {
-		oldest := slices.MinFunc(slices.Collect(maps.Keys(l.all)), func(a, b string) int {
-			return l.all[a].at.Compare(l.all[b].at)
-		})
-		delete(l.all, oldest)
-	}
-	l.all[key] = lastView{v, now}
-}
-
-func (l *lastViews) find(r *http.Request) (v view, at time.Time, ok bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	last, ok := l.all[keyOf(r)]
-	if !ok || time.Since(last.at) > lastTTL {
-		return view{}, time.Time{}, false
-	}
-	return last.view, last.at, true
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/stage/cache"
 	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
 
@@ -27,7 +28,7 @@ const (
 type roomPages struct {
 	rooms   httpapi.Rooms
 	backend httpapi.Backend // it knows the brokers
-	brokers *cache[[]api.StageStatus]
+	brokers *cache.Cache[string, []api.StageStatus]
 	paces   *paces
 	local   bool // there are no API keys: only loopback may see events
 }
@@ -90,7 +91,7 @@ func (p roomPages) listReader(cursor string) func(context.Context) (any, error) 
 		if err != nil {
 			return nil, err
 		}
-		brokers, err := p.brokers.get("", func() ([]api.StageStatus, error) { return p.readBrokers(ctx) })
+		brokers, err := p.brokers.GetOr("", func() ([]api.StageStatus, error) { return p.readBrokers(ctx) })
 		if err != nil {
 			return nil, err
 		}

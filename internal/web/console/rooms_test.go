@@ -142,7 +142,7 @@ func TestRooms(t *testing.T) {
 		require.Equal(t, http.StatusForbidden, as(t, who).get("/ui/rooms").Code, who.Role)
 		require.Equal(t, http.StatusForbidden, as(t, who).get("/ui/rooms/sale").Code, who.Role)
 	}
-	without := New(Options{Backend: w.backend})
+	without := New(httpapi.Share(httpapi.Options{Backend: w.backend}), Options{})
 	require.False(t, slices.ContainsFunc(without.pages, func(p page) bool { return strings.HasPrefix(p.path, "/rooms") }))
 	require.NotContains(t, without.topics(), "rooms")
 }

@@ -1,18 +1,20 @@
 package httpapi
 
 import (
+	"bytes"
 	"context"
+	_ "embed"
 	"errors"
 	"fmt"
 	"net/http"
 	"net/netip"
-	"sync"
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/access/activity"
 	"github.com/bulkaction/bulkaction/internal/access/apikey"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
+	"github.com/bulkaction/bulkaction/internal/web"
 )
 
 // Keys checks API keys. Package apikey implements it.
@@ -25,17 +27,11 @@ type Keys interface {
 	Still(p auth.Principal) bool
 }
 
-// handler serves a request. If it returns an error, it has either written nothing, or has stopped
-// in the middle of the answer.
-type handler func(w http.ResponseWriter, r *http.Request) error
-
-type handlersByMethod map[string]handler
-
 type route struct {
 	method, path string
 	scope        auth.Scope // what the principal must be allowed to do; see open
 	object       object     // which data of tenants the call is about
-	serve        handler
+	serve        web.Handler
 	stream       bool     // the answer or the body has no known end: no HEAD, and the key is checked again
 	query        []string // the query parameters; a request with another one is refused
 }
@@ -58,7 +54,7 @@ const (
 // authorized wraps the handler of a route: it calls serve only for callers with the route's scope
 // who keep to the limits of callers, with the principal in the context. If the API has no keys,
 // every caller may do everything. An open route serves all callers.
-func (s *server) authorized(rt route, serve handler) handler {
+func (s *server) authorized(rt route, serve web.Handler) web.Handler {
 	switch rt.scope {
 	case "":
 		panic(fmt.Sprintf("route %s %s has no scope", rt.method, rt.path))
@@ -68,7 +64,7 @@ func (s *server) authorized(rt route, serve handler) handler {
 	if rt.object == "" {
 		panic(fmt.Sprintf("route %s %s has no object", rt.method, rt.path))
 	}
-	if s.keys == nil {
+	if s.Keys == nil {
 		return func(w http.ResponseWriter, r *http.Request) error {
 			return serve(w, r.WithContext(s.withActor(auth.Trust(r.Context()), w, r, auth.Principal{})))
 		}
@@ -84,24 +80,22 @@ func (s *server) authorized(rt route, serve handler) handler {
 			return err
 		}
 		if !p.May(rt.scope) {
-			return newProblem(api.NotAllowed,
+			return web.NewProblem(api.NotAllowed,
 				"needs "+auth.WhoMay(rt.scope)+"; this one is "+string(p.Role)+ofTenant(p))
 		}
 		ctx := s.withActor(auth.With(r.Context(), p), w, r, p)
 		if rt.stream {
+			var interrupted http.ResponseWriter // not that of an append, which still gets an answer
 			if r.Method == http.MethodGet {
 				end, err := s.callers.begin(p.KeyID, streamKind)
 				if err != nil {
 					return err
 				}
 				defer end()
+				interrupted = w
 			}
 			var end func()
-			ctx, end = whileValid(ctx, s.keys, p, func() {
-				if r.Method == http.MethodGet { // an append still gets an answer
-					_ = answer.ctl.SetWriteDeadline(time.Unix(1, 0)) // test servers have no deadlines
-				}
-			})
+			ctx, end = web.WhileValid(ctx, interrupted, stillInterval, errKeyEnded, func() bool { return s.Keys.Still(p) })
 			defer end()
 		}
 		return serve(w, r.WithContext(ctx))
@@ -120,18 +114,18 @@ func ofTenant(p auth.Principal) string {
 func authenticate(s *server, r *http.Request) (auth.Principal, error) {
 	token, ok := auth.Bearer(r.Header)
 	if !ok {
-		return auth.Principal{}, newProblem(api.Unauthenticated,
+		return auth.Principal{}, web.NewProblem(api.Unauthenticated,
 			"this call needs an API key in the header Authorization, as in: Bearer bkp_…")
 	}
-	p, err := s.keys.Authenticate(r.Context(), token, s.proxies.ClientOf(r))
+	p, err := s.Keys.Authenticate(r.Context(), token, s.Proxies.ClientOf(r))
 	var many *apikey.TooManyFailuresError
 	switch {
 	case errors.As(err, &many):
-		err = retryLater(api.TooManyFailures, many.RetryAfter, err.Error())
+		err = web.RetryLater(api.TooManyFailures, many.RetryAfter, err.Error())
 	case errors.Is(err, apikey.ErrInvalid):
-		err = newProblem(api.Unauthenticated, err.Error())
+		err = web.NewProblem(api.Unauthenticated, err.Error())
 	case errors.Is(err, apikey.ErrUnavailable):
-		err = retryLater(api.StoreUnavailable, time.Second, err.Error())
+		err = web.RetryLater(api.StoreUnavailable, time.Second, err.Error())
 	}
 	return p, err
 }
@@ -148,7 +142,7 @@ func (s *server) withActor(
 		Actor: p.KeyID, Role: string(p.Role), Via: api.ViaAPI, RequestID: w.Header().Get("X-Request-Id"),
 		Tenant: p.Tenant,
 	}
-	if ip := s.proxies.ClientOf(r); ip.IsValid() {
+	if ip := s.Proxies.ClientOf(r); ip.IsValid() {
 		actor.IP = ip.String()
 	}
 	return activity.WithActor(ctx, actor)
@@ -159,38 +153,9 @@ func (s *server) withActor(
 // ends within ten seconds of the revocation.
 const stillInterval = 2 * time.Second
 
-// errKeyEnded is the cause with which whileValid ends a context: the API key is not valid any more.
-var errKeyEnded = newProblem(api.Unauthenticated, "the API key is not valid any more")
-
-// whileValid returns a context that ends with the cause errKeyEnded when the principal's API key is
-// not valid any more, which it checks each stillInterval. Then it also calls interrupt, which ends
-// a write to a client that does not read. The caller must call end.
-func whileValid(
-	ctx context.Context, keys Keys, p auth.Principal, interrupt func(),
-) (_ context.Context, end func()) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	var checks sync.WaitGroup
-	checks.Go(func() {
-		tick := time.NewTicker(stillInterval)
-		defer tick.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-tick.C:
-				if !keys.Still(p) {
-					cancel(errKeyEnded)
-					interrupt()
-					return
-				}
-			}
-		}
-	})
-	return ctx, func() {
-		cancel(nil)
-		checks.Wait()
-	}
-}
+// errKeyEnded is the cause with which the context of a stream ends if the API key is not valid any
+// more.
+var errKeyEnded = web.NewProblem(api.Unauthenticated, "the API key is not valid any more")
 
 // keyEnded returns errKeyEnded if ctx ended because the API key is not valid any more, and nil
 // otherwise.
@@ -199,4 +164,30 @@ func keyEnded(ctx context.Context) error {
 		return errKeyEnded
 	}
 	return nil
+}
+
+//go:embed openapi.yaml
+var openapiDocument []byte
+
+// OpenAPI returns the OpenAPI document of the API.
+func OpenAPI() []byte { return bytes.Clone(openapiDocument) }
+
+// Scopes returns the scope of each call of the API that needs a key, by its method and path, as in
+// "GET /v1/groups/{id}".
+func Scopes() map[string]auth.Scope {
+	// These nil stores are never called. With them, newServer registers the routes of all options.
+	o := Options{Backend: struct{ Backend }{}, Rooms: struct{ Rooms }{}, Activity: struct{ Activity }{}}
+	scopes := map[string]auth.Scope{}
+	for _, rt := range newServer(o).routes() {
+		if rt.scope != open {
+			scopes[rt.method+" "+rt.path] = rt.scope
+		}
+	}
+	return scopes
+}
+
+func getOpenAPI(w http.ResponseWriter, _ *http.Request) error {
+	w.Header().Set("Content-Type", "application/yaml")
+	_, err := w.Write(openapiDocument)
+	return err
 }

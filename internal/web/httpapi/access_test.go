@@ -1,11 +1,10 @@
-package httpapi
+package httpapi_test
 
 import (
 	"context"
 	"io"
 	"net/http"
 	"net/netip"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -16,6 +15,8 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/access/apikey"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
+	"github.com/bulkaction/bulkaction/internal/testkit/apitest"
+	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
 
 // fakeKeys knows one key, "good", until it is revoked.
@@ -36,40 +37,27 @@ func (k *fakeKeys) Authenticate(_ context.Context, token string, client netip.Ad
 
 func (k *fakeKeys) Still(p auth.Principal) bool { return p == k.principal && !k.revoked.Load() }
 
-func keyOptions(b Backend, k *fakeKeys) Options {
+func keyOptions(b httpapi.Backend, k *fakeKeys) httpapi.Options {
 	o := options(b)
 	o.Keys = k
 	return o
-}
-
-func TestRouteWithoutScopeOrObjectPanics(t *testing.T) {
-	s := newServer(options(newFakeBackend()))
-	for _, rt := range []route{
-		{method: "GET", path: "/x", object: noTenant}, {method: "GET", path: "/x", scope: auth.Read},
-	} {
-		require.Panics(t, func() { s.authorized(rt, s.streamResults) })
-	}
-	for _, rt := range s.routes() {
-		require.Equal(t, strings.Contains(rt.path, "/groups/{id}"), rt.object == groupInPath, rt.path)
-		require.Equal(t, strings.Contains(rt.path, "/tenants/{id}"), rt.object == tenantInPath, rt.path)
-	}
 }
 
 // TestScopes: the function Scopes returns the scopes of all calls that need a key, also of calls
 // that a server offers only with certain options.
 func TestScopes(t *testing.T) {
 	want := map[string]auth.Scope{}
-	for _, rt := range Routes() {
-		if rt.Scope != open {
+	for _, rt := range httpapi.Routes() {
+		if rt.Scope != httpapi.Open {
 			want[rt.Method+" "+rt.Path] = rt.Scope
 		}
 	}
-	require.Equal(t, want, Scopes())
+	require.Equal(t, want, httpapi.Scopes())
 }
 
 func TestAnswersToKeys(t *testing.T) {
 	k := &fakeKeys{principal: auth.Principal{KeyID: "key_a", Role: auth.Reader, Tenant: "acme"}}
-	h := New(keyOptions(newFakeBackend().withGroup("g"), k))
+	h := httpapi.New(keyOptions(apitest.NewBackend().WithGroup("g"), k))
 	require.Equal(t, 200, call(t, h, "GET", "/v1/groups/g", "", "Authorization", "bearer good").Code)
 	require.Equal(t, "192.0.2.1", k.from.String())
 	for _, header := range [][]string{
@@ -101,12 +89,12 @@ func TestAnswersToKeys(t *testing.T) {
 // key.
 func TestRoomCallsWithKeys(t *testing.T) {
 	k := &fakeKeys{principal: auth.Principal{KeyID: "key_s", Role: auth.Service}}
-	o := roomOptions(newFakeRooms())
-	h := New(o)
-	require.Equal(t, 403, call(t, h, "POST", "/v1/entry-tokens/verify", `{"token":"t"}`, "Content-Type", jsonType).Code)
+	o := roomOptions(apitest.NewRooms())
+	h := httpapi.New(o)
+	require.Equal(t, 403, call(t, h, "POST", "/v1/entry-tokens/verify", `{"token":"t"}`, "Content-Type", httpapi.JSONType).Code)
 	o.Keys = k
-	h = New(o)
-	rec := call(t, h, "POST", "/v1/entry-tokens/verify", `{"token":"t"}`, "Content-Type", jsonType, "Authorization", "Bearer good")
+	h = httpapi.New(o)
+	rec := call(t, h, "POST", "/v1/entry-tokens/verify", `{"token":"t"}`, "Content-Type", httpapi.JSONType, "Authorization", "Bearer good")
 	require.Equal(t, 200, rec.Code, rec.Body.String())
 	rec = call(t, h, "GET", "/v1/events", "", "Authorization", "Bearer good")
 	require.Equal(t, api.NotAllowed, requireProblem(t, rec, 403, "").Code)
@@ -116,9 +104,9 @@ func TestRoomCallsWithKeys(t *testing.T) {
 // within stillInterval and 1 s of the revocation. With the 7 s until Authenticator.Still says so
 // (see package apikey), that may be at most 10 s.
 func TestRevokedKeyEndsStreams(t *testing.T) {
-	require.LessOrEqual(t, 7*time.Second+stillInterval, 10*time.Second)
-	endless := newFakeBackend().withGroup("g")
-	endless.results = func(write func([]byte) error) error {
+	require.LessOrEqual(t, 7*time.Second+httpapi.StillInterval, 10*time.Second)
+	endless := apitest.NewBackend().WithGroup("g")
+	endless.OnResults = func(write func([]byte) error) error {
 		for {
 			if err := write([]byte(`{}`)); err != nil {
 				return err
@@ -129,7 +117,7 @@ func TestRevokedKeyEndsStreams(t *testing.T) {
 	for _, path := range []string{"/v1/groups/g/events", "/v1/groups/g/results"} {
 		synctest.Test(t, func(t *testing.T) {
 			k := &fakeKeys{principal: auth.Principal{KeyID: "key_a", Role: auth.Admin}}
-			client := serve(t, New(keyOptions(endless, k)))
+			client := serve(t, httpapi.New(keyOptions(endless, k)))
 			req, err := http.NewRequestWithContext(t.Context(), "GET", "http://localhost"+path, nil)
 			require.NoError(t, err)
 			req.Header.Set("Authorization", "Bearer good")
@@ -145,7 +133,7 @@ func TestRevokedKeyEndsStreams(t *testing.T) {
 			_, _ = io.Copy(io.Discard, resp.Body)
 			took := time.Since(start)
 			require.GreaterOrEqual(t, took, time.Minute, "a valid key keeps its stream")
-			require.LessOrEqual(t, took, time.Minute+stillInterval+time.Second)
+			require.LessOrEqual(t, took, time.Minute+httpapi.StillInterval+time.Second)
 		})
 	}
 }
@@ -154,16 +142,16 @@ func TestRevokedKeyEndsStreams(t *testing.T) {
 // answer is 401, and only the 500 jobs of this batch are stored.
 func TestRevokedKeyEndsAppends(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFakeBackend().withGroup("g")
+		f := apitest.NewBackend().WithGroup("g")
 		k := &fakeKeys{principal: auth.Principal{KeyID: "key_a", Role: auth.Admin}}
-		client := serve(t, New(keyOptions(f, k)))
+		client := serve(t, httpapi.New(keyOptions(f, k)))
 		in, out := io.Pipe()
 		go func() {
-			_, _ = io.WriteString(out, numbered(maxBatchLines+1)) // the first batch is stored when the next one begins
+			_, _ = io.WriteString(out, numbered(httpapi.MaxBatchLines+1)) // the first batch is stored when the next one begins
 			<-time.After(time.Second)
 			k.revoked.Store(true)
-			<-time.After(2 * stillInterval)
-			_, _ = io.WriteString(out, numbered(maxBatchLines+1))
+			<-time.After(2 * httpapi.StillInterval)
+			_, _ = io.WriteString(out, numbered(httpapi.MaxBatchLines+1))
 			out.Close()
 		}()
 		req, err := http.NewRequestWithContext(t.Context(), "POST", "http://localhost/v1/groups/g/jobs", in)
@@ -177,6 +165,6 @@ func TestRevokedKeyEndsAppends(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, 401, resp.StatusCode, string(body))
 		require.Contains(t, string(body), `"accepted":500`)
-		require.Len(t, f.payloads("g"), maxBatchLines)
+		require.Len(t, f.Payloads("g"), httpapi.MaxBatchLines)
 	})
 }

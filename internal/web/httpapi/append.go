@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"slices"
 	"strconv"
 
@@ -19,6 +20,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
 	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/web"
 	"github.com/bulkaction/bulkaction/internal/web/records"
 )
 
@@ -68,7 +70,7 @@ var errLongLine = &lineError{fmt.Sprintf("is too long: at most %d bytes of paylo
 
 // appendJobs appends the jobs of a body of any length to a group. Memory use does not grow with the
 // body.
-func (s *calls) appendJobs(w http.ResponseWriter, r *http.Request) error {
+func (s *server) appendJobs(w http.ResponseWriter, r *http.Request) error {
 	id, err := pathID(r)
 	if err != nil {
 		return err
@@ -86,7 +88,7 @@ func (s *calls) appendJobs(w http.ResponseWriter, r *http.Request) error {
 	case typ == "text/csv":
 		table, err = tableOptions(q)
 	case len(q) > 0:
-		err = newProblem(api.Invalid,
+		err = web.NewProblem(api.Invalid,
 			"the query parameters delimiter, types and key_column are only for Content-Type text/csv")
 	}
 	if err != nil {
@@ -100,12 +102,12 @@ func (s *calls) appendJobs(w http.ResponseWriter, r *http.Request) error {
 	defer end()
 	bodyOf(r).streamed = true
 	in := bufio.NewReaderSize(r.Body, readBuffer)
-	src, err := newJobSource(in, typ == "text/csv", table, s.decoder)
+	src, err := newJobSource(in, typ == "text/csv", table, s.Decoder)
 	if err != nil {
 		return err
 	}
 	a := &bodyAppender{
-		backend: s.backend, write: s.write, group: id, trace: traceParent(r),
+		backend: s.Backend, write: s.write, group: id, trace: traceParent(r),
 		requestIDPrefix: newRequestIDPrefix(id, key), answer: api.Appended{Rejected: []api.LineError{}}, nextLine: 1,
 	}
 	err = a.run(r.Context(), src)
@@ -122,14 +124,14 @@ func (s *calls) appendJobs(w http.ResponseWriter, r *http.Request) error {
 		default:
 			p.Detail += ": send the same body again with the same Idempotency-Key"
 		}
-		writeJSON(w, p.Status, "application/problem+json", api.AppendProblem{
+		web.WriteJSON(w, p.Status, "application/problem+json", api.AppendProblem{
 			Problem:  p,
 			Appended: a.answer,
 			NextLine: a.nextLine,
 		})
 		return nil
 	}
-	writeJSON(w, http.StatusOK, "application/json", a.answer)
+	web.WriteJSON(w, http.StatusOK, "application/json", a.answer)
 	return nil
 }
 
@@ -270,9 +272,9 @@ func newRecords(in *bufio.Reader, format records.Format) *records.Reader {
 
 // brokenRecord returns the problem for a body that can't be read further: err occurred at the
 // record that begins at the given line.
-func brokenRecord(err error, line int64) *problemError {
+func brokenRecord(err error, line int64) *web.Problem {
 	if errors.Is(err, records.ErrTooLong) {
-		return newProblem(api.TooLarge, fmt.Sprintf(
+		return web.NewProblem(api.TooLarge, fmt.Sprintf(
 			"the record that begins at line %d is longer than %d bytes: it has no line break, or a quote is open",
 			line, maxSkipped))
 	}
@@ -304,4 +306,68 @@ func (s *ndjsonSource) next() (messages.Job, int64, int, error) {
 		}
 		return job, rec.Line, len(text), err
 	}
+}
+
+// tableQuery lists the query parameters that an append of CSV may have.
+var tableQuery = []string{"delimiter", "types", "key_column"}
+
+// tableOptions parses the query parameters of an append of CSV.
+func tableOptions(q url.Values) (o records.TableOptions, err error) {
+	o.MaxPayload = messages.MaxPayloadBytes
+	if o.Delimiter, err = records.ParseDelimiter(q.Get("delimiter")); err != nil {
+		return o, invalidField("delimiter", err.Error())
+	}
+	if o.Types, err = records.ParseColumnTypes(q.Get("types")); err != nil {
+		return o, invalidField("types", err.Error())
+	}
+	o.Key = q.Get("key_column")
+	return o, nil
+}
+
+// csvSource turns each row of a table into a job.
+type csvSource struct{ table *records.Table }
+
+// newCSVSource reads the header row of a table, and returns a source of the jobs in the later rows.
+func newCSVSource(in *bufio.Reader, o records.TableOptions) (*csvSource, error) {
+	table, line, err := records.NewTable(newRecords(in, records.CSV), o)
+	var bad *records.HeaderError
+	switch {
+	case errors.As(err, &bad):
+		return nil, headerProblem(bad)
+	case err != nil:
+		return nil, brokenRecord(err, line)
+	}
+	return &csvSource{table}, nil
+}
+
+// headerProblem returns the problem for a CSV body whose header row is refused.
+func headerProblem(bad *records.HeaderError) *web.Problem {
+	field, detail := "header", bad.Error()
+	switch {
+	case bad.Option != "":
+		field = bad.Option
+	case bad.Column > 0:
+		field = fmt.Sprintf("header[%d]", bad.Column-1)
+	}
+	if bad.Looks != 0 {
+		detail += "; send the query parameter delimiter=" + url.QueryEscape(string(bad.Looks))
+	}
+	return web.NewProblem(api.Invalid, detail, api.FieldError{Field: field, Problem: detail})
+}
+
+func (s *csvSource) next() (messages.Job, int64, int, error) {
+	payload, key, line, err := s.table.NextWithKey()
+	var bad *records.RowError
+	switch {
+	case errors.Is(err, records.ErrLongRow):
+		return messages.Job{}, line, 0, errLongLine
+	case errors.As(err, &bad):
+		return messages.Job{}, line, 0, &lineError{bad.Problem}
+	case err != nil:
+		return messages.Job{}, line, 0, err
+	}
+	if key != "" && !messages.ValidJobKey(key) {
+		return messages.Job{}, line, 0, &lineError{"key must " + messages.JobKeyRule}
+	}
+	return messages.Job{Payload: payload, Key: key}, line, len(payload), nil
 }

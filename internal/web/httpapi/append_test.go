@@ -1,15 +1,17 @@
-package httpapi
+package httpapi_test
 
 import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"runtime"
 	"strings"
 	"testing"
@@ -20,6 +22,8 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/testkit/apitest"
+	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
 
 const ndjson = "application/x-ndjson"
@@ -39,8 +43,8 @@ func numbered(n int) string {
 }
 
 func TestAppendNDJSON(t *testing.T) {
-	f := newFakeBackend().withGroup("g")
-	rec := postJobs(t, New(options(f)), ndjson, "\xef\xbb\xbf"+`{"payload":{"a":1}}`+"\n\n  \r\n"+`{"payload":2}`+"\r\nnonsense\n{}\n"+`{"payload":3}`,
+	f := apitest.NewBackend().WithGroup("g")
+	rec := postJobs(t, httpapi.New(options(f)), ndjson, "\xef\xbb\xbf"+`{"payload":{"a":1}}`+"\n\n  \r\n"+`{"payload":2}`+"\r\nnonsense\n{}\n"+`{"payload":3}`,
 		"Traceparent", traceparent)
 	require.Equal(t, 200, rec.Code, rec.Body.String())
 	a := decode[api.Appended](t, rec)
@@ -49,24 +53,24 @@ func TestAppendNDJSON(t *testing.T) {
 	require.EqualValues(t, 5, a.Rejected[0].Line)
 	require.EqualValues(t, 6, a.Rejected[1].Line)
 	require.NotEmpty(t, a.Rejected[0].Error)
-	require.Equal(t, []string{`{"a":1}`, `2`, `3`}, f.payloads("g"))
-	require.Equal(t, traceparent, f.appends[0].TraceParent)
-	require.True(t, api.ValidID(f.appends[0].RequestID))
+	require.Equal(t, []string{`{"a":1}`, `2`, `3`}, f.Payloads("g"))
+	require.Equal(t, traceparent, f.Appends[0].TraceParent)
+	require.True(t, api.ValidID(f.Appends[0].RequestID))
 }
 
 func TestAppendCSV(t *testing.T) {
-	f := newFakeBackend().withGroup("g")
-	rec := postJobs(t, New(options(f)), "text/csv; charset=utf-8", "\xef\xbb\xbfto,name\na@example.com,\"A, B\"\nonly-one\nc@example.com,C\n")
+	f := apitest.NewBackend().WithGroup("g")
+	rec := postJobs(t, httpapi.New(options(f)), "text/csv; charset=utf-8", "\xef\xbb\xbfto,name\na@example.com,\"A, B\"\nonly-one\nc@example.com,C\n")
 	require.Equal(t, 200, rec.Code, rec.Body.String())
 	require.Equal(t, api.Appended{Accepted: 2, RejectedTotal: 1, Rejected: []api.LineError{{Line: 3, Error: "has 1 of the header's 2 columns: column 2 (name) is missing"}}},
 		decode[api.Appended](t, rec))
-	require.Equal(t, []string{`{"to":"a@example.com","name":"A, B"}`, `{"to":"c@example.com","name":"C"}`}, f.payloads("g"))
+	require.Equal(t, []string{`{"to":"a@example.com","name":"A, B"}`, `{"to":"c@example.com","name":"C"}`}, f.Payloads("g"))
 
-	requireProblem(t, postJobs(t, New(options(f)), "text/csv", ""), 422, "header")
+	requireProblem(t, postJobs(t, httpapi.New(options(f)), "text/csv", ""), 422, "header")
 }
 
 func TestAppendNothing(t *testing.T) {
-	h := New(options(newFakeBackend().withGroup("g")))
+	h := httpapi.New(options(apitest.NewBackend().WithGroup("g")))
 	for typ, body := range map[string]string{ndjson: "", "text/csv": "a\n"} {
 		rec := postJobs(t, h, typ, body)
 		require.JSONEq(t, `{"accepted":0,"rejected":[],"rejected_total":0}`, rec.Body.String())
@@ -76,13 +80,13 @@ func TestAppendNothing(t *testing.T) {
 }
 
 func TestAppendBatches(t *testing.T) {
-	f := newFakeBackend().withGroup("g")
+	f := apitest.NewBackend().WithGroup("g")
 	var sizes []int
-	h := New(options(batchRecorder{f, &sizes}))
+	h := httpapi.New(options(batchRecorder{f, &sizes}))
 	require.EqualValues(t, 1203, decode[api.Appended](t, postJobs(t, h, ndjson, numbered(1203))).Accepted)
 	require.Equal(t, []int{500, 500, 203}, sizes)
 	seen := map[string]bool{}
-	for _, opt := range f.appends {
+	for _, opt := range f.Appends {
 		seen[opt.RequestID] = true
 	}
 	require.Len(t, seen, 3, "each batch must have its own request id")
@@ -95,43 +99,43 @@ func TestAppendBatches(t *testing.T) {
 
 // batchRecorder is a fake backend that records the number of jobs of each batch.
 type batchRecorder struct {
-	*fakeBackend
+	*apitest.Backend
 	sizes *[]int
 }
 
-func (r batchRecorder) Append(ctx context.Context, id string, jobs []messages.Job, opt AppendOptions) error {
+func (r batchRecorder) Append(ctx context.Context, id string, jobs []messages.Job, opt httpapi.AppendOptions) error {
 	*r.sizes = append(*r.sizes, len(jobs))
-	return r.fakeBackend.Append(ctx, id, jobs, opt)
+	return r.Backend.Append(ctx, id, jobs, opt)
 }
 
 func TestRejectedLinesAreBounded(t *testing.T) {
-	f := newFakeBackend().withGroup("g")
+	f := apitest.NewBackend().WithGroup("g")
 	body := strings.Repeat("x\n", 3000) + numbered(10) + strings.Repeat("x", 1<<20) + "\n"
-	a := decode[api.Appended](t, postJobs(t, New(options(f)), ndjson, body))
+	a := decode[api.Appended](t, postJobs(t, httpapi.New(options(f)), ndjson, body))
 	require.EqualValues(t, 10, a.Accepted)
 	require.EqualValues(t, 3001, a.RejectedTotal)
-	require.Len(t, a.Rejected, maxListedLines)
-	require.EqualValues(t, maxListedLines, a.Rejected[maxListedLines-1].Line)
+	require.Len(t, a.Rejected, httpapi.MaxListedLines)
+	require.EqualValues(t, httpapi.MaxListedLines, a.Rejected[httpapi.MaxListedLines-1].Line)
 }
 
 func TestBodySentAgainAddsNothingTwice(t *testing.T) {
-	f := newFakeBackend().withGroup("g").withGroup("other")
-	h := New(options(f))
+	f := apitest.NewBackend().WithGroup("g").WithGroup("other")
+	h := httpapi.New(options(f))
 	body := numbered(700) + "nonsense\n" + numbered(700)
 	first := postJobs(t, h, ndjson, body, "Idempotency-Key", "import-1")
-	f.groups["g"].view.Sealed = true
+	f.ByID["g"].View.Sealed = true
 	second := postJobs(t, h, ndjson, body, "Idempotency-Key", `"import-1"`)
 	require.Equal(t, 200, second.Code)
 	require.JSONEq(t, first.Body.String(), second.Body.String())
-	require.Len(t, f.payloads("g"), 1400)
-	f.groups["g"].view.Sealed = false
+	require.Len(t, f.Payloads("g"), 1400)
+	f.ByID["g"].View.Sealed = false
 
 	postJobs(t, h, ndjson, body, "Idempotency-Key", "import-2")
-	require.Len(t, f.payloads("g"), 2800, "under another key the same body is added again")
+	require.Len(t, f.Payloads("g"), 2800, "under another key the same body is added again")
 	postJobs(t, h, ndjson, body)
-	require.Len(t, f.payloads("g"), 4200, "without a key the same body is added again")
+	require.Len(t, f.Payloads("g"), 4200, "without a key the same body is added again")
 	call(t, h, "POST", "/v1/groups/other/jobs", body, "Content-Type", ndjson, "Idempotency-Key", "import-1")
-	require.Len(t, f.payloads("other"), 1400, "the same key of another group adds the body there")
+	require.Len(t, f.Payloads("other"), 1400, "the same key of another group adds the body there")
 }
 
 // TestBrokenBodyIsCompletedByItsRepetition: a body that broke off is sent again from the beginning,
@@ -140,8 +144,8 @@ func TestBrokenBodyIsCompletedByItsRepetition(t *testing.T) {
 	body := numbered(1700)
 	for _, cut := range []int{0, 1, 500, 9000, 18_000, len(body) - 1} {
 		t.Run(fmt.Sprint(cut), func(t *testing.T) {
-			f := newFakeBackend().withGroup("g")
-			h := New(options(f))
+			f := apitest.NewBackend().WithGroup("g")
+			h := httpapi.New(options(f))
 			req := httptest.NewRequest("POST", "/v1/groups/g/jobs",
 				io.MultiReader(strings.NewReader(body[:cut]), iotest.ErrReader(io.ErrUnexpectedEOF)))
 			req.Header.Set("Content-Type", ndjson)
@@ -151,12 +155,12 @@ func TestBrokenBodyIsCompletedByItsRepetition(t *testing.T) {
 			require.Equal(t, 400, rec.Code)
 			require.Equal(t, "close", rec.Header().Get("Connection"))
 			p := decode[api.AppendProblem](t, rec)
-			require.EqualValues(t, len(f.payloads("g")), p.Accepted)
+			require.EqualValues(t, len(f.Payloads("g")), p.Accepted)
 			require.EqualValues(t, p.Accepted+1, p.NextLine)
-			require.Zero(t, p.Accepted%maxBatchLines)
+			require.Zero(t, p.Accepted%httpapi.MaxBatchLines)
 			require.Equal(t, 200, postJobs(t, h, ndjson, body, "Idempotency-Key", "k").Code)
-			require.Len(t, f.payloads("g"), 1700)
-			require.Equal(t, "1699", f.payloads("g")[1699])
+			require.Len(t, f.Payloads("g"), 1700)
+			require.Equal(t, "1699", f.Payloads("g")[1699])
 		})
 	}
 }
@@ -174,14 +178,14 @@ func TestErrorInTheMiddleOfAnAppendReportsWhatIsStored(t *testing.T) {
 		"unexpected":   {errors.New("boom"), 500, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFakeBackend().withGroup("g")
-			f.onAppend = func(call int) error {
+			f := apitest.NewBackend().WithGroup("g")
+			f.OnAppend = func(call int) error {
 				if call == 2 {
 					return c.err
 				}
 				return nil
 			}
-			rec := postJobs(t, New(options(f)), ndjson, "x\n"+numbered(1200)+"y\n"+numbered(1000))
+			rec := postJobs(t, httpapi.New(options(f)), ndjson, "x\n"+numbered(1200)+"y\n"+numbered(1000))
 			require.Equal(t, c.status, rec.Code)
 			require.Equal(t, c.retryAfter, rec.Header().Get("Retry-After"))
 			p := decode[api.AppendProblem](t, rec)
@@ -202,33 +206,33 @@ func TestErrorInTheMiddleOfAnAppendReportsWhatIsStored(t *testing.T) {
 // and the answer counts the jobs of the first batch, which was stored before.
 func TestEndlessLineEndsWithAnError(t *testing.T) {
 	line := &lineGenerator{left: 1 << 40, line: bytes.Repeat([]byte("x"), 1<<20)}
-	for typ, head := range map[string]string{ndjson: numbered(maxBatchLines + 1), "text/csv": "a\n" + strings.Repeat("1\n", maxBatchLines+1) + "\""} {
-		f := newFakeBackend().withGroup("g")
+	for typ, head := range map[string]string{ndjson: numbered(httpapi.MaxBatchLines + 1), "text/csv": "a\n" + strings.Repeat("1\n", httpapi.MaxBatchLines+1) + "\""} {
+		f := apitest.NewBackend().WithGroup("g")
 		req := httptest.NewRequest("POST", "/v1/groups/g/jobs", io.MultiReader(strings.NewReader(head), line))
 		req.Header.Set("Content-Type", typ)
 		rec := httptest.NewRecorder()
-		New(options(f)).ServeHTTP(rec, req)
+		httpapi.New(options(f)).ServeHTTP(rec, req)
 		requireDocumented(t, req, rec)
 		p := decode[api.AppendProblem](t, rec)
 		require.Equal(t, 413, p.Status)
 		require.Contains(t, p.Detail, fmt.Sprintf("line %d is longer than 2097152 bytes", strings.Count(head, "\n")+1))
-		require.EqualValues(t, maxBatchLines, p.Accepted)
+		require.EqualValues(t, httpapi.MaxBatchLines, p.Accepted)
 	}
-	rec := postJobs(t, New(options(newFakeBackend().withGroup("g"))), "text/csv", strings.Repeat("x", maxSkipped+1))
+	rec := postJobs(t, httpapi.New(options(apitest.NewBackend().WithGroup("g"))), "text/csv", strings.Repeat("x", httpapi.MaxSkipped+1))
 	requireProblem(t, rec, 413, "")
 }
 
 // TestProblemReachesAClientThatStillSends: if the store refuses the fourth batch of a body that
 // does not end, the client gets the answer 409, not a broken connection.
 func TestProblemReachesAClientThatStillSends(t *testing.T) {
-	f := newFakeBackend().withGroup("g")
-	f.onAppend = func(call int) error {
+	f := apitest.NewBackend().WithGroup("g")
+	f.OnAppend = func(call int) error {
 		if call == 3 {
 			return api.ErrSealed
 		}
 		return nil
 	}
-	srv := httptest.NewServer(New(options(f)))
+	srv := httptest.NewServer(httpapi.New(options(f)))
 	defer srv.Close()
 	in, out := io.Pipe()
 	defer in.Close()
@@ -252,9 +256,9 @@ func TestProblemReachesAClientThatStillSends(t *testing.T) {
 // TestConnectionThatBreaksLeavesWholeBatches: a client sends 800 lines of NDJSON, and closes the
 // connection before the announced end. The handler returns, and 500 jobs are stored.
 func TestConnectionThatBreaksLeavesWholeBatches(t *testing.T) {
-	f := newFakeBackend().withGroup("g")
+	f := apitest.NewBackend().WithGroup("g")
 	ended := make(chan struct{})
-	h := New(options(f))
+	h := httpapi.New(options(f))
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer close(ended)
 		h.ServeHTTP(w, r)
@@ -267,7 +271,7 @@ func TestConnectionThatBreaksLeavesWholeBatches(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, conn.Close())
 	<-ended
-	require.Len(t, f.payloads("g"), 500)
+	require.Len(t, f.Payloads("g"), 500)
 }
 
 // lineGenerator is an io.Reader of a body with many equal lines. It does not hold the body in
@@ -296,12 +300,12 @@ func (g *lineGenerator) Read(p []byte) (n int, err error) {
 // memoryProbe is a fake backend that counts jobs without storing them. After each 100 batches it
 // reads the size of the heap; peak is the largest one, in bytes.
 type memoryProbe struct {
-	*fakeBackend
+	*apitest.Backend
 	jobs, batches int
 	peak          uint64
 }
 
-func (s *memoryProbe) Append(_ context.Context, _ string, jobs []messages.Job, _ AppendOptions) error {
+func (s *memoryProbe) Append(_ context.Context, _ string, jobs []messages.Job, _ httpapi.AppendOptions) error {
 	s.jobs += len(jobs)
 	if s.batches++; s.batches%100 == 0 {
 		s.peak = max(s.peak, heapInUse())
@@ -323,8 +327,8 @@ func TestAMillionLinesInBoundedMemory(t *testing.T) {
 	} {
 		t.Run(c.typ, func(t *testing.T) {
 			runtime.GC()
-			s := &memoryProbe{fakeBackend: newFakeBackend().withGroup("g")}
-			srv := httptest.NewServer(New(options(s)))
+			s := &memoryProbe{Backend: apitest.NewBackend().WithGroup("g")}
+			srv := httptest.NewServer(httpapi.New(options(s)))
 			defer srv.Close()
 			before := heapInUse()
 			body := io.MultiReader(strings.NewReader(c.head), &lineGenerator{left: n, line: []byte(c.line)})
@@ -347,8 +351,8 @@ func BenchmarkAppend(b *testing.B) {
 	} {
 		b.Run(c.typ, func(b *testing.B) {
 			const n = 10_000
-			s := &memoryProbe{fakeBackend: newFakeBackend().withGroup("g")}
-			h := New(options(s))
+			s := &memoryProbe{Backend: apitest.NewBackend().WithGroup("g")}
+			h := httpapi.New(options(s))
 			body := []byte(c.head + strings.Repeat(c.line, n))
 			b.ReportAllocs()
 			for b.Loop() {
@@ -359,4 +363,40 @@ func BenchmarkAppend(b *testing.B) {
 			b.ReportMetric(float64(s.jobs)/b.Elapsed().Seconds(), "jobs/s")
 		})
 	}
+}
+
+func TestAppendCSVWithOptions(t *testing.T) {
+	f := apitest.NewBackend().WithGroup("g")
+	h := httpapi.New(options(f))
+	send := func(query, body string) (int, string) {
+		rec := call(t, h, "POST", "/v1/groups/g/jobs?"+query, body, "Content-Type", "text/csv")
+		return rec.Code, rec.Body.String()
+	}
+	code, answer := send(url.Values{"delimiter": {";"}, "types": {"age:number,vip:boolean"}}.Encode(),
+		"to;age;vip\na@example.com;41;true\nb@example.com;old;false\n")
+	require.Equal(t, 200, code, answer)
+	require.JSONEq(t, `{"accepted":1,"rejected_total":1,"rejected":[{"line":3,"error":"column 2 (age) must be a number such as 12 or -0.5, or empty"}]}`, answer)
+	require.Equal(t, []string{`{"to":"a@example.com","age":41,"vip":true}`}, f.Payloads("g"))
+
+	for name, c := range map[string]struct{ query, body, field, problem string }{
+		"no header":      {"", "\n", "header", "line 1: the header is missing"},
+		"column":         {"", "a,b,a\n", "header[2]", `line 1, column 3 repeats the name "a" of column 1`},
+		"semicolons":     {"", "a;b\n", "header", "send the query parameter delimiter=%3B"},
+		"delimiter":      {"delimiter=x", "a\n", "delimiter", "must be a comma, a semicolon"},
+		"types":          {"types=age", "a\n", "types", "write it as name:type"},
+		"unknown column": {"types=age:number", "a\n", "types", `names the column "age"`},
+		"too long":       {"", strings.Repeat("x", httpapi.MaxLine+1), "header", "is too long"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			code, answer := send(c.query, c.body)
+			require.Equal(t, 422, code, answer)
+			var p api.Problem
+			require.NoError(t, json.Unmarshal([]byte(answer), &p))
+			require.Equal(t, c.field, p.Fields[0].Field)
+			require.Contains(t, p.Fields[0].Problem, c.problem)
+		})
+	}
+	rec := call(t, h, "POST", "/v1/groups/g/jobs?delimiter=%3B", "{}", "Content-Type", "application/x-ndjson")
+	require.Equal(t, 422, rec.Code)
+	require.Contains(t, rec.Body.String(), "only for Content-Type text/csv")
 }

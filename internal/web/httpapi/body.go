@@ -12,12 +12,15 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"go.opentelemetry.io/otel/propagation"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/web"
 )
 
 // mediaType returns the media type of the body. It refuses, by the headers, media types that are
@@ -28,11 +31,11 @@ func mediaType(r *http.Request, want ...string) (string, error) {
 	encoding := r.Header.Get("Content-Encoding")
 	switch {
 	case err != nil, !slices.Contains(want, typ):
-		return "", newProblem(api.UnsupportedMedia, "Content-Type must be "+strings.Join(want, " or "))
+		return "", web.NewProblem(api.UnsupportedMedia, "Content-Type must be "+strings.Join(want, " or "))
 	case charset != "" && charset != "utf-8" && charset != "us-ascii":
-		return "", newProblem(api.UnsupportedMedia, "the body must be in UTF-8")
+		return "", web.NewProblem(api.UnsupportedMedia, "the body must be in UTF-8")
 	case encoding != "" && encoding != "identity":
-		return "", newProblem(api.UnsupportedMedia, "the body must not be compressed")
+		return "", web.NewProblem(api.UnsupportedMedia, "the body must not be compressed")
 	}
 	return typ, nil
 }
@@ -80,8 +83,8 @@ func (b *bodyReader) Read(p []byte) (int, error) {
 	}
 	b.setDeadline(wait)
 	if b.streamed {
-		defer context.AfterFunc(b.server.closing, b.interrupt)()
-		if b.server.closing.Err() != nil {
+		defer context.AfterFunc(b.server.Closing, b.interrupt)()
+		if b.server.Closing.Err() != nil {
 			return 0, errShutdown
 		}
 	}
@@ -96,7 +99,7 @@ func (b *bodyReader) Read(p []byte) (int, error) {
 	switch {
 	case errors.Is(err, io.EOF):
 		_ = b.ctl.SetReadDeadline(time.Time{})
-	case errors.Is(err, os.ErrDeadlineExceeded) && b.streamed && b.server.closing.Err() != nil:
+	case errors.Is(err, os.ErrDeadlineExceeded) && b.streamed && b.server.Closing.Err() != nil:
 		return n, errShutdown
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		err = b.tooSlow()
@@ -108,12 +111,12 @@ func (b *bodyReader) Read(p []byte) (int, error) {
 // interrupt makes a Read that waits for the client return.
 func (b *bodyReader) interrupt() { _ = b.ctl.SetReadDeadline(time.Unix(1, 0)) }
 
-func (b *bodyReader) tooSlow() *problemError {
+func (b *bodyReader) tooSlow() *web.Problem {
 	detail := fmt.Sprintf("the body arrived too slowly: after %s it must bring %d bytes a second, ", slowStart, minRate)
 	if b.streamed {
-		return newProblem(api.SlowBody, detail+fmt.Sprintf("or end a line every %s", idleTimeout))
+		return web.NewProblem(api.SlowBody, detail+fmt.Sprintf("or end a line every %s", idleTimeout))
 	}
-	return newProblem(api.SlowBody, detail+fmt.Sprintf("and be complete after %s", bodyTimeout))
+	return web.NewProblem(api.SlowBody, detail+fmt.Sprintf("and be complete after %s", bodyTimeout))
 }
 
 // setDeadline sets the deadline for later reads. It ignores errors, because the connections of test
@@ -136,7 +139,7 @@ func (b *bodyReader) closeAfterAnswer(h http.Header) {
 // readBody reads a body of at most limit bytes into memory. For a large body it reserves memory
 // step by step while the body arrives, so that a client can't reserve memory by only announcing a
 // size. The caller must call release, which frees the reservation, even after an error.
-func (s *calls) readBody(r *http.Request, limit int64) (body []byte, release func(), err error) {
+func (s *server) readBody(r *http.Request, limit int64) (body []byte, release func(), err error) {
 	lease := &memoryLease{pool: s.bodyMemory}
 	size := limit + 1 // a byte more than the body may have, so that the end or a larger body is seen
 	if r.ContentLength >= 0 {
@@ -166,17 +169,17 @@ func (s *calls) readBody(r *http.Request, limit int64) (body []byte, release fun
 	}
 }
 
-func bodyTooLarge(limit int64) *problemError {
-	return newProblem(api.TooLarge, "the body is larger than "+strconv.FormatInt(limit, 10)+
+func bodyTooLarge(limit int64) *web.Problem {
+	return web.NewProblem(api.TooLarge, "the body is larger than "+strconv.FormatInt(limit, 10)+
 		" bytes: create the group without jobs and stream them to its jobs")
 }
 
 // brokenBody returns the problem for a body that could not be read to its end.
-func brokenBody(err error) *problemError {
-	if p, ok := errors.AsType[*problemError](err); ok {
+func brokenBody(err error) *web.Problem {
+	if p, ok := errors.AsType[*web.Problem](err); ok {
 		return p
 	}
-	return newProblem(api.IncompleteBody, "the body ended before it was complete")
+	return web.NewProblem(api.IncompleteBody, "the body ended before it was complete")
 }
 
 // truncate shortens a part of invalid input, which an error message repeats, to 300 bytes and an
@@ -201,7 +204,7 @@ func idempotencyKey(r *http.Request) (string, error) {
 		key = key[1 : n-1]
 	}
 	if len(values) > 1 || !messages.ValidIdempotencyKey(key) {
-		return "", newProblem(api.Invalid, "the header Idempotency-Key is not a valid key",
+		return "", web.NewProblem(api.Invalid, "the header Idempotency-Key is not a valid key",
 			api.FieldError{Field: "Idempotency-Key", Problem: "must be 1 to 255 bytes of visible ASCII, once"})
 	}
 	return key, nil
@@ -214,4 +217,83 @@ func traceParent(r *http.Request) string {
 	out := propagation.MapCarrier{}
 	w3c.Inject(w3c.Extract(context.Background(), propagation.HeaderCarrier(r.Header)), out)
 	return out.Get("traceparent")
+}
+
+// bodyMemory limits the memory for large bodies of all requests together.
+//
+// A body reserves memory step by step while it arrives. If all bodies that hold memory waited for
+// more, none of them would ever finish. Therefore at most one of them waits; the others are
+// refused, which frees memory.
+type bodyMemory struct {
+	free    *semaphore.Weighted
+	growing *semaphore.Weighted // held by the body that holds memory and waits for more
+
+	mu       sync.Mutex
+	holdTime time.Duration // how long bodies hold memory, averaged
+}
+
+func newBodyMemory() *bodyMemory {
+	return &bodyMemory{free: semaphore.NewWeighted(maxBodyMemory), growing: semaphore.NewWeighted(1)}
+}
+
+// memoryLease is the memory that one body holds.
+type memoryLease struct {
+	pool  *bodyMemory
+	bytes int64
+	since time.Time // when it got its first memory
+}
+
+// grow makes the reservation of a body size bytes large; up to smallBody it needs none. If memory
+// is short, it waits for at most bodyMemoryWait. A body that already holds memory does not wait if
+// another such body does. Without memory, grow returns a problem with status 429, or the error of a
+// context that was cancelled.
+func (l *memoryLease) grow(ctx context.Context, size int64) error {
+	if size <= smallBody {
+		return nil
+	}
+	more := size - l.bytes
+	if !l.pool.free.TryAcquire(more) && !l.await(ctx, more) {
+		return l.pool.full(ctx)
+	}
+	if l.bytes == 0 {
+		l.since = time.Now()
+	}
+	l.bytes = size
+	return nil
+}
+
+func (l *memoryLease) await(ctx context.Context, more int64) bool {
+	if l.bytes > 0 {
+		if !l.pool.growing.TryAcquire(1) {
+			return false
+		}
+		defer l.pool.growing.Release(1)
+	}
+	ctx, cancel := context.WithTimeout(ctx, bodyMemoryWait)
+	defer cancel()
+	return l.pool.free.Acquire(ctx, more) == nil
+}
+
+// release frees the memory. It may be called more than once.
+func (l *memoryLease) release() {
+	if l.bytes == 0 {
+		return
+	}
+	l.pool.free.Release(l.bytes)
+	l.bytes = 0
+	l.pool.mu.Lock()
+	defer l.pool.mu.Unlock()
+	l.pool.holdTime += (time.Since(l.since) - l.pool.holdTime) / 4
+}
+
+// full returns the error for a body that gets no memory. Its Retry-After is the time for which
+// bodies have held memory lately, on average, but at least a second.
+func (m *bodyMemory) full(ctx context.Context) error {
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return ctx.Err()
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return web.RetryLater(api.TooManyRequests, max(m.holdTime, time.Second),
+		"too many large bodies are being read: retry, or stream the jobs")
 }

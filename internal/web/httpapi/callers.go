@@ -11,6 +11,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
 	"github.com/bulkaction/bulkaction/internal/access/clientaddr"
+	"github.com/bulkaction/bulkaction/internal/web"
 )
 
 // What one caller may have open at the same time.
@@ -69,7 +70,7 @@ func (c *callers) request(p auth.Principal, now time.Time) error {
 	}
 	c.mu.Unlock()
 	if wait := clientaddr.TakeFrom(limiter, now); wait > 0 {
-		return retryLater(api.TooManyRequests, wait,
+		return web.RetryLater(api.TooManyRequests, wait,
 			fmt.Sprintf("your API key may make %d requests a second at this server", c.perSecond))
 	}
 	return nil
@@ -98,7 +99,7 @@ func (c *callers) begin(caller string, k kind) (end func(), err error) {
 	defer c.mu.Unlock()
 	o := opened{caller, k}
 	if c.open[o] >= k.most {
-		return nil, retryLater(api.TooManyStreams, tooManyRetry, fmt.Sprintf(k.problem, k.most))
+		return nil, web.RetryLater(api.TooManyStreams, tooManyRetry, fmt.Sprintf(k.problem, k.most))
 	}
 	c.open[o]++
 	return func() {
@@ -113,11 +114,11 @@ func (c *callers) begin(caller string, k kind) (end func(), err error) {
 // callerOf returns the name under which the limits count the caller of a request: the id of its API
 // key or, if p is zero because the API has no keys, its address. It returns "" if a trusted proxy
 // does not name the client.
-func (s *server) callerOf(r *http.Request, p auth.Principal) string {
+func (s Shared) callerOf(r *http.Request, p auth.Principal) string {
 	if p.KeyID != "" {
 		return p.KeyID
 	}
-	if ip := s.proxies.ClientOf(r); ip.IsValid() {
+	if ip := s.Proxies.ClientOf(r); ip.IsValid() {
 		return ip.String()
 	}
 	return ""

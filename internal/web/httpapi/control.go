@@ -12,7 +12,9 @@ import (
 	"strconv"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/guard"
 	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/web"
 )
 
 // The limits of a tenant's settings.
@@ -25,9 +27,9 @@ const (
 
 // pauseTenantOrType returns the handler that pauses or resumes a tenant or a type. root is the path
 // of the collection; param is the path parameter with the id.
-func (s *calls) pauseTenantOrType(
+func (s *server) pauseTenantOrType(
 	root, param string, paused bool, do func(context.Context, string) error,
-) handler {
+) web.Handler {
 	return commandOn(s, param, nil, func(ctx context.Context, id string, _ struct{}) (any, error) {
 		links := map[string]string{"pause": root + id + "/pause", "resume": root + id + "/resume"}
 		return api.Paused{ID: id, Paused: paused, Links: links}, do(ctx, id)
@@ -49,7 +51,7 @@ func resizeWorker(b Backend) func(context.Context, string, *int64) (any, error) 
 // of them are known in a partition.
 const maxBusiest = 100
 
-func (s *calls) listTenants(r *http.Request) (l api.TenantList, err error) {
+func (s *server) listTenants(r *http.Request) (l api.TenantList, err error) {
 	cursor, limit, err := pageParams(r)
 	if err != nil {
 		return l, err
@@ -60,7 +62,7 @@ func (s *calls) listTenants(r *http.Request) (l api.TenantList, err error) {
 	}
 	switch q := r.URL.Query(); q.Get("sort") {
 	case "":
-		l, err = s.backend.Tenants(r.Context(), cursor, limit, all)
+		l, err = s.Backend.Tenants(r.Context(), cursor, limit, all)
 	case "backlog":
 		for _, other := range []string{"cursor", "groups"} {
 			if q.Has(other) {
@@ -70,7 +72,7 @@ func (s *calls) listTenants(r *http.Request) (l api.TenantList, err error) {
 		if !q.Has("limit") {
 			limit = maxBusiest
 		}
-		l, err = s.backend.BusiestTenants(r.Context(), limit)
+		l, err = s.Backend.BusiestTenants(r.Context(), limit)
 	default:
 		return l, invalidField("sort", "must be backlog, or absent")
 	}
@@ -95,7 +97,7 @@ func setTenant(b Backend) func(context.Context, string, api.TenantPatch) (api.Te
 // changeTenant returns the function that decodes a tenant's settings from a body in one of these
 // media types, calls do with them, and returns the tenant.
 func changeTenant(
-	s *calls, do func(context.Context, string, api.TenantPatch) (api.Tenant, error), types ...string,
+	s *server, do func(context.Context, string, api.TenantPatch) (api.Tenant, error), types ...string,
 ) func(*http.Request) (api.Tenant, error) {
 	return func(r *http.Request) (t api.Tenant, err error) {
 		id, err := pathID(r)
@@ -187,4 +189,80 @@ func parseNumber(v string) *float64 {
 		return nil
 	}
 	return &x
+}
+
+const (
+	guardProblem = "must be NAME or KIND/NAME, with the slash escaped as %2F, where KIND is pool, breaker, lock, " +
+		"semaphore or key (key/NAME/KEY), and the others match ^[A-Za-z0-9._-]{1,128}$"
+	kindProblem = "must be pool, breaker, lock, semaphore or key"
+)
+
+// guardName parses the name of the guard in the path, and returns it as KIND/NAME.
+func guardName(r *http.Request) (string, error) {
+	kind, rest, ok := guard.ParseName(r.PathValue("name"))
+	if !ok {
+		return "", badName("name", guardProblem)
+	}
+	return kind + "/" + rest, nil
+}
+
+// badName returns the problem for a path in which the parameter field is no valid name.
+func badName(field, problem string) error {
+	return web.NewProblem(api.BadParameter, field+": "+problem, api.FieldError{Field: field, Problem: problem})
+}
+
+func listGuards(b Backend) func(*http.Request) (api.GuardList, error) {
+	return func(r *http.Request) (l api.GuardList, err error) {
+		q := guard.Query{Kind: r.URL.Query().Get("kind")}
+		if q.Cursor, q.Limit, err = pageParams(r); err != nil {
+			return l, err
+		}
+		if q.Kind != "" && !slices.Contains(guard.Kinds, q.Kind) {
+			return l, invalidField("kind", kindProblem)
+		}
+		l, err = b.Guards(r.Context(), q)
+		l.Guards = orEmpty(l.Guards)
+		for i := range l.Guards {
+			l.Guards[i].Counters = orEmptyMap(l.Guards[i].Counters)
+		}
+		return l, err
+	}
+}
+
+func getGuard(b Backend) func(*http.Request) (api.Guard, error) {
+	return func(r *http.Request) (v api.Guard, err error) {
+		name, err := guardName(r)
+		if err != nil {
+			return v, err
+		}
+		v, err = b.Guard(r.Context(), name)
+		v.Members, v.Counters = orEmpty(v.Members), orEmptyMap(v.Counters)
+		return v, err
+	}
+}
+
+// controlGuard returns the handler of an operator's action on a member of a guard. The action runs
+// to its end even if the client disconnects.
+func controlGuard(s *server, do guard.Action) web.Handler {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		name, err := guardName(r)
+		if err != nil {
+			return err
+		}
+		member := r.PathValue("id")
+		if !api.ValidID(member) {
+			return badName("id", idProblem)
+		}
+		if err := noFields(s, r); err != nil {
+			return err
+		}
+		err = s.write(r.Context(), func(ctx context.Context) error {
+			return s.Backend.ControlGuard(ctx, name, member, do)
+		})
+		if err != nil {
+			return err
+		}
+		accept(w, api.GuardAction{Guard: name, Member: member, Action: string(do)})
+		return nil
+	}
 }

@@ -1,4 +1,4 @@
-package httpapi
+package httpapi_test
 
 import (
 	"encoding/json"
@@ -10,11 +10,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/testkit/apitest"
+	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
 
 func TestPauseAndResumeAGroup(t *testing.T) {
-	f := newFakeBackend().withGroup("g")
-	h := New(options(f))
+	f := apitest.NewBackend().WithGroup("g")
+	h := httpapi.New(options(f))
 	for _, verb := range []string{"pause", "pause", "resume", "resume"} { // repeated commands succeed too
 		rec := call(t, h, "POST", "/v1/groups/g/"+verb, "")
 		require.Equal(t, 202, rec.Code, rec.Body.String())
@@ -24,13 +26,13 @@ func TestPauseAndResumeAGroup(t *testing.T) {
 		require.Equal(t, verb == "pause", decode[api.Group](t, call(t, h, "GET", "/v1/groups/g", "")).Paused)
 		requireProblem(t, call(t, h, "POST", "/v1/groups/none/"+verb, ""), 404, "")
 	}
-	f.err = fmt.Errorf("group g is COMPLETED: %w", api.ErrConflict)
+	f.Err = fmt.Errorf("group g is COMPLETED: %w", api.ErrConflict)
 	requireProblem(t, call(t, h, "POST", "/v1/groups/g/pause", ""), 409, "")
 }
 
 func TestPauseAndResumeTenantsAndTypes(t *testing.T) {
-	f := newFakeBackend()
-	h := New(options(f))
+	f := apitest.NewBackend()
+	h := httpapi.New(options(f))
 	var want []string
 	for _, kind := range []string{"tenant", "type"} {
 		for _, verb := range []string{"pause", "pause", "resume"} {
@@ -41,23 +43,23 @@ func TestPauseAndResumeTenantsAndTypes(t *testing.T) {
 			want = append(want, verb+" "+kind+" a.b-c_1")
 		}
 	}
-	require.Equal(t, want, f.calls)
+	require.Equal(t, want, f.Calls)
 	requireProblem(t, call(t, h, "POST", "/v1/tenants/a%7Bb/pause", ""), 422, "id")
 	requireProblem(t, call(t, h, "POST", "/v1/types/a%2Fb/resume", ""), 422, "type")
-	requireProblem(t, call(t, h, "POST", "/v1/types/T/pause", `{"for":"1h"}`, "Content-Type", jsonType), 422, "for")
-	requireProblem(t, call(t, h, "POST", "/v1/groups/g/seal", `{"total":1,"total":2}`, "Content-Type", jsonType), 422, "total")
+	requireProblem(t, call(t, h, "POST", "/v1/types/T/pause", `{"for":"1h"}`, "Content-Type", httpapi.JSONType), 422, "for")
+	requireProblem(t, call(t, h, "POST", "/v1/groups/g/seal", `{"total":1,"total":2}`, "Content-Type", httpapi.JSONType), 422, "total")
 	requireProblem(t, call(t, h, "POST", "/v1/tenants/t/pause", "", "Origin", "https://evil.example"), 403, "")
 	requireProblem(t, call(t, h, "GET", "/v1/types/T/pause", ""), 405, "")
-	require.Equal(t, want, f.calls, "a refused request must not reach the backend")
-	f.err = api.ErrUnavailable
+	require.Equal(t, want, f.Calls, "a refused request must not reach the backend")
+	f.Err = api.ErrUnavailable
 	requireProblem(t, call(t, h, "POST", "/v1/types/T/pause", ""), 503, "")
 }
 
 func TestResizeWorker(t *testing.T) {
-	f := newFakeBackend()
-	h := New(options(f))
+	f := apitest.NewBackend()
+	h := httpapi.New(options(f))
 	put := func(path, body string) *httptest.ResponseRecorder {
-		return call(t, h, "PUT", path, body, "Content-Type", jsonType)
+		return call(t, h, "PUT", path, body, "Content-Type", httpapi.JSONType)
 	}
 	for _, n := range []int{0, 10_000} {
 		rec := put("/v1/workers/w-1", fmt.Sprintf(`{"workers":%d}`, n))
@@ -65,17 +67,17 @@ func TestResizeWorker(t *testing.T) {
 		require.Equal(t, api.PoolSize{ID: "w-1", Workers: n}, decode[api.PoolSize](t, rec))
 	}
 	want := []string{"resize worker w-1 0", "resize worker w-1 10000"}
-	require.Equal(t, want, f.calls)
+	require.Equal(t, want, f.Calls)
 	for _, bad := range []string{``, `{}`, `{"workers":-1}`, `{"workers":10001}`} {
 		requireProblem(t, put("/v1/workers/w-1", bad), 422, "workers")
 	}
 	requireProblem(t, put("/v1/workers/w-1", `{"workers":1,"id":"x"}`), 422, "id")
 	requireProblem(t, put("/v1/workers/a%7Bb", `{"workers":1}`), 422, "id")
-	require.Equal(t, want, f.calls)
+	require.Equal(t, want, f.Calls)
 }
 
 func TestBodiesOfCommandsAreRefusedInWords(t *testing.T) {
-	h := New(options(newFakeBackend().withGroup("g")))
+	h := httpapi.New(options(apitest.NewBackend().WithGroup("g")))
 	for _, c := range []struct{ method, path, body, detail string }{
 		{"POST", "/v1/groups/g/seal", `{"total":"x"}`, "total: must be a whole number from 0 to 10000000"},
 		{"POST", "/v1/groups/g/seal", `{"total":1.5}`, "total: must be a whole number from 0 to 10000000"},
@@ -87,35 +89,35 @@ func TestBodiesOfCommandsAreRefusedInWords(t *testing.T) {
 		{"PUT", "/v1/workers/x", `{"slots":5}`, "slots: not a known field; known is workers"},
 		{"PUT", "/v1/workers/x", `{"workers":"x"}`, "workers: must be a whole number from 0 to 10000"},
 	} {
-		p := requireProblem(t, call(t, h, c.method, c.path, c.body, "Content-Type", jsonType), 422, "")
+		p := requireProblem(t, call(t, h, c.method, c.path, c.body, "Content-Type", httpapi.JSONType), 422, "")
 		require.Equal(t, c.detail, p.Detail)
 		require.NotEmpty(t, p.Fields)
 	}
 }
 
 func TestTenants(t *testing.T) {
-	f := newFakeBackend()
-	h := New(options(f))
+	f := apitest.NewBackend()
+	h := httpapi.New(options(f))
 	require.JSONEq(t, `{"tenants":[]}`, call(t, h, "GET", "/v1/tenants", "").Body.String())
 	l := decode[api.TenantList](t, call(t, h, "GET", "/v1/tenants?cursor=acme&limit=7", ""))
 	require.Equal(t, "acme", l.Tenants[0].ID)
 	call(t, h, "GET", "/v1/tenants?groups=true", "")
-	require.Equal(t, []string{"tenants  50 false", "tenants acme 7 false", "tenants  50 true"}, f.calls)
+	require.Equal(t, []string{"tenants  50 false", "tenants acme 7 false", "tenants  50 true"}, f.Calls)
 	requireProblem(t, call(t, h, "GET", "/v1/tenants?groups=yes", ""), 422, "groups")
 	requireProblem(t, call(t, h, "GET", "/v1/tenants?limit=0", ""), 422, "limit")
 	requireProblem(t, call(t, h, "GET", "/v1/tenants/none", ""), 404, "")
 	requireProblem(t, call(t, h, "GET", "/v1/tenants/a%20b", ""), 422, "id")
-	requireProblem(t, call(t, h, "PUT", "/v1/tenants/a%20b", "{}", "Content-Type", jsonType), 422, "id")
+	requireProblem(t, call(t, h, "PUT", "/v1/tenants/a%20b", "{}", "Content-Type", httpapi.JSONType), 422, "id")
 }
 
 func TestBusiestTenants(t *testing.T) {
-	f := newFakeBackend()
-	h := New(options(f))
+	f := apitest.NewBackend()
+	h := httpapi.New(options(f))
 	l := decode[api.TenantList](t, call(t, h, "GET", "/v1/tenants?sort=backlog", ""))
 	require.Equal(t, "busy", l.Tenants[0].ID)
 	require.Equal(t, 2026, l.AsOf.Year())
 	call(t, h, "GET", "/v1/tenants?sort=backlog&limit=7", "")
-	require.Equal(t, []string{"busiest 100", "busiest 7"}, f.calls)
+	require.Equal(t, []string{"busiest 100", "busiest 7"}, f.Calls)
 	for query, field := range map[string]string{
 		"sort=name": "sort", "sort=backlog&cursor=a": "cursor", "sort=backlog&groups=true": "groups", "sort=backlog&limit=x": "limit",
 	} {
@@ -124,37 +126,37 @@ func TestBusiestTenants(t *testing.T) {
 }
 
 func TestHistory(t *testing.T) {
-	f := newFakeBackend()
-	h := New(options(f))
+	f := apitest.NewBackend()
+	h := httpapi.New(options(f))
 	got := decode[api.History](t, call(t, h, "GET", "/v1/history", ""))
 	require.Equal(t, 2.5, got.Points[0].Done)
 	require.EqualValues(t, 7, got.Points[0].Pool)
 	call(t, h, "GET", "/v1/history?minutes=15", "")
 	call(t, h, "GET", "/v1/history?minutes=1440", "")
-	require.Equal(t, []string{"history 60", "history 15", "history 1440"}, f.calls)
+	require.Equal(t, []string{"history 60", "history 15", "history 1440"}, f.Calls)
 	for _, bad := range []string{"14", "1441", "-60", "1h", "1e2"} {
 		requireProblem(t, call(t, h, "GET", "/v1/history?minutes="+bad, ""), 422, "minutes")
 	}
 }
 
 func TestAuditState(t *testing.T) {
-	f := newFakeBackend()
-	h := New(options(f))
+	f := apitest.NewBackend()
+	h := httpapi.New(options(f))
 	got := decode[api.AuditState](t, call(t, h, "GET", "/v1/audit", ""))
 	require.False(t, got.OK)
 	require.Equal(t, "w-1", got.Partitions[0].Leader)
 	require.Nil(t, got.Partitions[1].LookedAt)
 	require.Equal(t, map[string]int64{"location": 1}, got.ByLaw)
-	f.err = api.ErrUnavailable
+	f.Err = api.ErrUnavailable
 	requireProblem(t, call(t, h, "GET", "/v1/audit", ""), 503, "")
 }
 
 func TestTenantIsSetAsAWhole(t *testing.T) {
-	f := newFakeBackend()
-	h := New(options(f))
+	f := apitest.NewBackend()
+	h := httpapi.New(options(f))
 	put := func(body string) api.Tenant {
 		t.Helper()
-		rec := call(t, h, "PUT", "/v1/tenants/acme", body, "Content-Type", jsonType)
+		rec := call(t, h, "PUT", "/v1/tenants/acme", body, "Content-Type", httpapi.JSONType)
 		require.Equal(t, 200, rec.Code, rec.Body.String())
 		require.Equal(t, rec.Body.String(), call(t, h, "GET", "/v1/tenants/acme", "").Body.String(), "as GET shows it")
 		return decode[api.Tenant](t, rec)
@@ -175,9 +177,9 @@ func TestTenantIsSetAsAWhole(t *testing.T) {
 }
 
 func TestTenantIsPatched(t *testing.T) {
-	f := newFakeBackend()
-	h := New(options(f))
-	put := func(body string) { call(t, h, "PUT", "/v1/tenants/acme", body, "Content-Type", jsonType) }
+	f := apitest.NewBackend()
+	h := httpapi.New(options(f))
+	put := func(body string) { call(t, h, "PUT", "/v1/tenants/acme", body, "Content-Type", httpapi.JSONType) }
 	for _, c := range []struct{ patch, want string }{
 		{`{}`, `{"rps":1.5,"weight":2,"base_priority":-3}`},
 		{`{"rps":50}`, `{"rps":50,"weight":2,"base_priority":-3}`},
@@ -186,17 +188,17 @@ func TestTenantIsPatched(t *testing.T) {
 		{`{"rps":null,"weight":null,"base_priority":null}`, `{}`},
 		{` {"rps":0.5,"weight":0.001,"base_priority":-1e15} `, `{"rps":0.5,"weight":0.001,"base_priority":-1000000000000000}`},
 	} {
-		for _, typ := range []string{mergePatchType, jsonType} {
+		for _, typ := range []string{httpapi.MergePatchType, httpapi.JSONType} {
 			put(`{"rps":1.5,"weight":2,"base_priority":-3}`)
 			rec := call(t, h, "PATCH", "/v1/tenants/acme", c.patch, "Content-Type", typ)
 			require.Equal(t, 200, rec.Code, rec.Body.String())
-			got, err := json.Marshal(f.tenants["acme"])
+			got, err := json.Marshal(f.Settings["acme"])
 			require.NoError(t, err)
 			require.JSONEq(t, c.want, string(got), c.patch)
 			require.Equal(t, rec.Body.String(), call(t, h, "GET", "/v1/tenants/acme", "").Body.String(), "as GET shows it")
 		}
 	}
-	before := f.tenants["acme"]
+	before := f.Settings["acme"]
 	for patch, fields := range map[string]string{
 		`{"rps":0,"weight":1001,"base_priority":0.5,"wieght":null}`: "base_priority rps weight wieght",
 		`{"rps":1,"rps":null}`: "rps",
@@ -205,7 +207,7 @@ func TestTenantIsPatched(t *testing.T) {
 		`{"rps":1`:             "body",
 		``:                     "body",
 	} {
-		p := requireProblem(t, call(t, h, "PATCH", "/v1/tenants/acme", patch, "Content-Type", mergePatchType), statusOfBad(patch), "")
+		p := requireProblem(t, call(t, h, "PATCH", "/v1/tenants/acme", patch, "Content-Type", httpapi.MergePatchType), statusOfBad(patch), "")
 		var named []string
 		for _, b := range p.Fields {
 			named = append(named, b.Field)
@@ -213,16 +215,16 @@ func TestTenantIsPatched(t *testing.T) {
 		require.Equal(t, fields, strings.Join(named, " "), patch)
 	}
 	requireProblem(t, call(t, h, "PATCH", "/v1/tenants/acme", "{}", "Content-Type", "application/json-patch+json"), 415, "")
-	requireProblem(t, call(t, h, "PATCH", "/v1/tenants/a%20b", "{}", "Content-Type", jsonType), 422, "id")
-	requireProblem(t, call(t, h, "PATCH", "/v1/tenants/acme", "{}", "Content-Type", jsonType, "Origin", "https://evil.example"), 403, "")
-	require.Equal(t, before, f.tenants["acme"], "a refused patch changes nothing")
-	f.err = api.ErrUnavailable
-	requireProblem(t, call(t, h, "PATCH", "/v1/tenants/acme", "{}", "Content-Type", jsonType), 503, "")
+	requireProblem(t, call(t, h, "PATCH", "/v1/tenants/a%20b", "{}", "Content-Type", httpapi.JSONType), 422, "id")
+	requireProblem(t, call(t, h, "PATCH", "/v1/tenants/acme", "{}", "Content-Type", httpapi.JSONType, "Origin", "https://evil.example"), 403, "")
+	require.Equal(t, before, f.Settings["acme"], "a refused patch changes nothing")
+	f.Err = api.ErrUnavailable
+	requireProblem(t, call(t, h, "PATCH", "/v1/tenants/acme", "{}", "Content-Type", httpapi.JSONType), 503, "")
 }
 
 func TestBadSettingsAreAllNamed(t *testing.T) {
-	f := newFakeBackend()
-	h := New(options(f))
+	f := apitest.NewBackend()
+	h := httpapi.New(options(f))
 	for body, fields := range map[string]string{
 		`{"rps":0,"weight":0,"base_priority":0.5}`:                 "base_priority rps weight",
 		`{"rps":-1,"weight":-1,"base_priority":1000000000000001}`:  "base_priority rps weight",
@@ -242,7 +244,7 @@ func TestBadSettingsAreAllNamed(t *testing.T) {
 		`{"weight": 1,}`:    "body",
 		`{"rps": 1} null`:   "body",
 	} {
-		rec := call(t, h, "PUT", "/v1/tenants/acme", body, "Content-Type", jsonType)
+		rec := call(t, h, "PUT", "/v1/tenants/acme", body, "Content-Type", httpapi.JSONType)
 		p := requireProblem(t, rec, statusOfBad(body), "")
 		var named []string
 		for _, b := range p.Fields {
@@ -250,22 +252,22 @@ func TestBadSettingsAreAllNamed(t *testing.T) {
 		}
 		require.Equal(t, fields, strings.Join(named, " "), body)
 	}
-	requireProblem(t, call(t, h, "PUT", "/v1/tenants/acme", "", "Content-Type", jsonType), 422, "body")
+	requireProblem(t, call(t, h, "PUT", "/v1/tenants/acme", "", "Content-Type", httpapi.JSONType), 422, "body")
 	requireProblem(t, call(t, h, "PUT", "/v1/tenants/acme", "{}"), 415, "")
-	requireProblem(t, call(t, h, "PUT", "/v1/tenants/acme", strings.Repeat(" ", smallBody+1), "Content-Type", jsonType), 413, "")
-	requireProblem(t, call(t, h, "PUT", "/v1/tenants/acme", "{}", "Content-Type", jsonType, "Origin", "https://evil.example"), 403, "")
-	require.Empty(t, f.tenants, "nothing was set")
+	requireProblem(t, call(t, h, "PUT", "/v1/tenants/acme", strings.Repeat(" ", httpapi.SmallBody+1), "Content-Type", httpapi.JSONType), 413, "")
+	requireProblem(t, call(t, h, "PUT", "/v1/tenants/acme", "{}", "Content-Type", httpapi.JSONType, "Origin", "https://evil.example"), 403, "")
+	require.Empty(t, f.Settings, "nothing was set")
 
 	many := "{"
 	for i := range 150 {
 		many += fmt.Sprintf(`"x%03d":1,`, i)
 	}
-	p := requireProblem(t, call(t, h, "PUT", "/v1/tenants/acme", strings.TrimSuffix(many, ",")+"}", "Content-Type", jsonType), 422, "x000")
+	p := requireProblem(t, call(t, h, "PUT", "/v1/tenants/acme", strings.TrimSuffix(many, ",")+"}", "Content-Type", httpapi.JSONType), 422, "x000")
 	require.Len(t, p.Fields, 100)
 }
 
 func TestWhy(t *testing.T) {
-	h := New(options(newFakeBackend().withGroup("g")))
+	h := httpapi.New(options(apitest.NewBackend().WithGroup("g")))
 	w := decode[api.Why](t, call(t, h, "GET", "/v1/groups/g/why", ""))
 	require.Equal(t, api.WhyRate, w.Reason)
 	require.EqualValues(t, 3, *w.Position)

@@ -28,7 +28,7 @@ type fields struct {
 }
 
 // readFields reads the body of a request, a JSON object of at most smallBody bytes.
-func readFields(s *calls, r *http.Request) (*fields, error) {
+func readFields(s *server, r *http.Request) (*fields, error) {
 	if _, err := mediaType(r, "application/json"); err != nil {
 		return nil, err
 	}
@@ -42,7 +42,7 @@ func readFields(s *calls, r *http.Request) (*fields, error) {
 
 // readOptionalFields reads the body of a command, a JSON object. Without a body it returns no
 // fields.
-func readOptionalFields(s *calls, r *http.Request) (*fields, error) {
+func readOptionalFields(s *server, r *http.Request) (*fields, error) {
 	body, release, err := s.readBody(r, smallBody)
 	defer release()
 	if err != nil {
@@ -69,7 +69,7 @@ func parseFields(body []byte) (*fields, error) {
 }
 
 // noFields refuses a body with fields.
-func noFields(s *calls, r *http.Request) error {
+func noFields(s *server, r *http.Request) error {
 	f, err := readOptionalFields(s, r)
 	if err != nil {
 		return err

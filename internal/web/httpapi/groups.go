@@ -11,6 +11,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/web"
 )
 
 const (
@@ -20,7 +21,7 @@ const (
 	idProblem    = "must " + api.IDRule
 )
 
-func (s *calls) submitGroup(w http.ResponseWriter, r *http.Request) error {
+func (s *server) submitGroup(w http.ResponseWriter, r *http.Request) error {
 	if _, err := mediaType(r, "application/json"); err != nil {
 		return err
 	}
@@ -33,7 +34,7 @@ func (s *calls) submitGroup(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	g, err := s.decoder.DecodeSubmit(body)
+	g, err := s.Decoder.DecodeSubmit(body)
 	if err != nil {
 		return err
 	}
@@ -43,7 +44,7 @@ func (s *calls) submitGroup(w http.ResponseWriter, r *http.Request) error {
 	}
 	var a api.Accepted
 	err = s.write(r.Context(), func(ctx context.Context) (err error) {
-		a, err = s.backend.Submit(ctx, g, SubmitOptions{
+		a, err = s.Backend.Submit(ctx, g, SubmitOptions{
 			IdempotencyKey: key,
 			GeneratedID:    !named,
 			TraceParent:    traceParent(r),
@@ -63,7 +64,7 @@ func accept(w http.ResponseWriter, answer any) {
 	if a, ok := answer.(api.Accepted); ok {
 		w.Header().Set("Location", a.Links["self"])
 	}
-	writeJSON(w, http.StatusAccepted, "application/json", answer)
+	web.WriteJSON(w, http.StatusAccepted, "application/json", answer)
 }
 
 // withLinks adds the links to the group and to its events.
@@ -88,9 +89,9 @@ func pathValue(r *http.Request, name string) (string, error) {
 // read reads the fields of the JSON body, which is optional; nil: it has none. do runs to its end
 // even if the client disconnects.
 func commandOn[B any](
-	s *calls, param string, read func(*fields) B,
+	s *server, param string, read func(*fields) B,
 	do func(ctx context.Context, id string, body B) (answer any, err error),
-) handler {
+) web.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		id, err := pathValue(r, param)
 		if err != nil {
@@ -121,7 +122,7 @@ func commandOn[B any](
 }
 
 // groupCommand returns the handler of a command on a group without arguments.
-func (s *calls) groupCommand(do func(context.Context, string) (api.Accepted, error)) handler {
+func (s *server) groupCommand(do func(context.Context, string) (api.Accepted, error)) web.Handler {
 	return commandOn(s, "id", nil, func(ctx context.Context, id string, _ struct{}) (any, error) {
 		a, err := do(ctx, id)
 		return withLinks(a), err
@@ -176,26 +177,26 @@ func retryGroup(b Backend) func(context.Context, string, api.RetryChoice) (any, 
 
 func readTotal(f *fields) *int64 { return f.upTo("total", messages.MaxTotal) }
 
-func (s *calls) sealGroup(ctx context.Context, id string, total *int64) (any, error) {
-	a, err := s.backend.Seal(ctx, id, total)
+func (s *server) sealGroup(ctx context.Context, id string, total *int64) (any, error) {
+	a, err := s.Backend.Seal(ctx, id, total)
 	return withLinks(a), err
 }
 
 // show returns the handler of a call that answers with what get returns, as JSON.
-func show[T any](get func(r *http.Request) (T, error)) handler {
+func show[T any](get func(r *http.Request) (T, error)) web.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		v, err := get(r)
 		if err != nil {
 			return err
 		}
-		writeJSON(w, http.StatusOK, "application/json", v)
+		web.WriteJSON(w, http.StatusOK, "application/json", v)
 		return nil
 	}
 }
 
 // showByID returns the handler of a call without a body, such as a GET: it answers with what get
 // returns for the id in the path.
-func showByID[T any](get func(ctx context.Context, id string) (T, error)) handler {
+func showByID[T any](get func(ctx context.Context, id string) (T, error)) web.Handler {
 	return show(func(r *http.Request) (v T, err error) {
 		id, err := pathID(r)
 		if err != nil {
@@ -207,7 +208,7 @@ func showByID[T any](get func(ctx context.Context, id string) (T, error)) handle
 
 // showPage returns the handler of a list: it answers with the page that the query's cursor and
 // limit select.
-func showPage[T any](list func(ctx context.Context, cursor string, limit int) (T, error)) handler {
+func showPage[T any](list func(ctx context.Context, cursor string, limit int) (T, error)) web.Handler {
 	return show(func(r *http.Request) (page T, err error) {
 		cursor, limit, err := pageParams(r)
 		if err != nil {
@@ -217,8 +218,8 @@ func showPage[T any](list func(ctx context.Context, cursor string, limit int) (T
 	})
 }
 
-func (s *calls) getGroup(ctx context.Context, id string) (api.Group, error) {
-	g, err := s.backend.Group(ctx, id)
+func (s *server) getGroup(ctx context.Context, id string) (api.Group, error) {
+	g, err := s.Backend.Group(ctx, id)
 	return withEmptyMaps(g), err
 }
 
@@ -237,7 +238,7 @@ func pageParams(r *http.Request) (cursor string, limit int, err error) {
 	return cursor, limit, nil
 }
 
-func (s *calls) getJob(r *http.Request) (j api.Job, err error) {
+func (s *server) getJob(r *http.Request) (j api.Job, err error) {
 	id, err := pathID(r)
 	if err != nil {
 		return j, err
@@ -246,10 +247,10 @@ func (s *calls) getJob(r *http.Request) (j api.Job, err error) {
 	if err != nil {
 		return j, invalidField("ordinal", "must be a whole number from 0")
 	}
-	return s.backend.Job(r.Context(), id, int64(ordinal))
+	return s.Backend.Job(r.Context(), id, int64(ordinal))
 }
 
-func (s *calls) listDeadLetters(r *http.Request) (l api.DeadLetterList, err error) {
+func (s *server) listDeadLetters(r *http.Request) (l api.DeadLetterList, err error) {
 	q := r.URL.Query()
 	query := DeadLetterQuery{Tenant: q.Get("tenant"), Group: q.Get("group"), Type: q.Get("type"), Code: q.Get("code")}
 	if query.Cursor, query.Limit, err = pageParams(r); err != nil {
@@ -268,13 +269,13 @@ func (s *calls) listDeadLetters(r *http.Request) (l api.DeadLetterList, err erro
 	if query.Since, err = sinceParam(r.URL.Query()); err != nil {
 		return l, err
 	}
-	l, err = s.backend.DeadLetters(r.Context(), query)
+	l, err = s.Backend.DeadLetters(r.Context(), query)
 	l.DeadLetters = orEmpty(l.DeadLetters)
 	return l, err
 }
 
-func (s *calls) getStats(r *http.Request) (api.Stats, error) {
-	st, err := s.backend.Stats(r.Context())
+func (s *server) getStats(r *http.Request) (api.Stats, error) {
+	st, err := s.Backend.Stats(r.Context())
 	st.Types, st.Workers, st.Stages = orEmpty(st.Types), orEmpty(st.Workers), orEmpty(st.Stages)
 	st.Roles = orEmpty(st.Roles)
 	for i := range st.Workers {
@@ -316,15 +317,15 @@ func getAudit(b Backend) func(*http.Request) (api.AuditState, error) {
 
 // getIndex answers with links to the API's collections. Browsers are redirected to the console if
 // this server has it.
-func (s *calls) getIndex(w http.ResponseWriter, r *http.Request) error {
-	if s.ui && strings.Contains(r.Header.Get("Accept"), "text/html") {
+func (s *server) getIndex(w http.ResponseWriter, r *http.Request) error {
+	if s.UI != nil && strings.Contains(r.Header.Get("Accept"), "text/html") {
 		http.Redirect(w, r, uiRoot, http.StatusSeeOther)
 		return nil
 	}
 	return show(s.showIndex)(w, r)
 }
 
-func (s *calls) showIndex(*http.Request) (map[string]any, error) {
+func (s *server) showIndex(*http.Request) (map[string]any, error) {
 	links := map[string]string{
 		"groups":       "/v1/groups",
 		"tenants":      "/v1/tenants",
@@ -333,10 +334,10 @@ func (s *calls) showIndex(*http.Request) (map[string]any, error) {
 		"stats":        "/v1/stats",
 		"openapi":      "/openapi.yaml",
 	}
-	if s.rooms != nil {
+	if s.Rooms != nil {
 		links["events"] = "/v1/events"
 	}
-	return map[string]any{"name": "bulkaction", "version": s.version, "links": links}, nil
+	return map[string]any{"name": "bulkaction", "version": s.Version, "links": links}, nil
 }
 
 // withEmptyMaps replaces nil maps by empty ones, so that the JSON has {} instead of null.

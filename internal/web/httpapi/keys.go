@@ -11,6 +11,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/access/apikey"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
+	"github.com/bulkaction/bulkaction/internal/web"
 )
 
 // KeyStore is the store of the API keys that admins manage. *apikey.Store implements it.
@@ -30,10 +31,6 @@ type recordedKeys struct {
 	log Activity
 }
 
-// RecordedKeys returns a KeyStore that writes each change of s to the activity log before it
-// carries it out.
-func RecordedKeys(s KeyStore, log Activity) KeyStore { return recordedKeys{s, log} }
-
 func (k recordedKeys) Create(ctx context.Context, r apikey.Request) (created apikey.NewKey, err error) {
 	err = k.log.Do(ctx, entry("key.create", cmp.Or(r.Name, string(r.Role)), nil, r.Asked()),
 		func(ctx context.Context) (err error) {
@@ -49,7 +46,7 @@ func (k recordedKeys) Revoke(ctx context.Context, id string) error {
 }
 
 // keyCalls is the calls on API keys.
-type keyCalls struct{ *calls }
+type keyCalls struct{ *server }
 
 func (s keyCalls) routes() []route {
 	const keys = "/v1/keys"
@@ -63,20 +60,20 @@ func (s keyCalls) routes() []route {
 }
 
 // errNoKeys says that this API asks for no keys.
-var errNoKeys = newProblem(api.Conflict,
+var errNoKeys = web.NewProblem(api.Conflict,
 	"this API asks for no keys (BULKACTION_AUTH=off), so it does not manage them; `bulkaction key` does, in Redis")
 
 // list answers with a page of the keys in Redis.
 func (s keyCalls) list(r *http.Request) (api.KeyList, error) {
 	list := api.KeyList{Keys: []api.Key{}}
-	if s.keyStore == nil {
+	if s.KeyStore == nil {
 		return list, errNoKeys
 	}
 	cursor, limit, err := pageParams(r)
 	if err != nil {
 		return list, err
 	}
-	all, _, err := s.keyStore.List(r.Context())
+	all, _, err := s.KeyStore.List(r.Context())
 	if err != nil {
 		return list, err
 	}
@@ -121,10 +118,10 @@ func keyView(k apikey.Record) api.Key {
 
 // create serves POST /v1/keys. Only this answer has the secret of the new key.
 func (s keyCalls) create(w http.ResponseWriter, r *http.Request) error {
-	if s.keyStore == nil {
+	if s.KeyStore == nil {
 		return errNoKeys
 	}
-	f, err := readFields(s.calls, r)
+	f, err := readFields(s.server, r)
 	if err != nil {
 		return err
 	}
@@ -146,13 +143,13 @@ func (s keyCalls) create(w http.ResponseWriter, r *http.Request) error {
 	}
 	var created apikey.NewKey
 	err = s.write(r.Context(), func(ctx context.Context) (err error) {
-		created, err = s.keyStore.Create(ctx, request)
+		created, err = s.KeyStore.Create(ctx, request)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	writeJSON(w, http.StatusCreated, jsonType, api.NewKey{Secret: created.Token, Key: keyView(created.Record)})
+	web.WriteJSON(w, http.StatusCreated, jsonType, api.NewKey{Secret: created.Token, Key: keyView(created.Record)})
 	return nil
 }
 
@@ -178,15 +175,15 @@ func KeyRequestOf(asked api.KeyRequest) (apikey.Request, error) {
 			field = "expires_in_seconds"
 		}
 		bad := api.FieldError{Field: field, Problem: err.Error()}
-		return apikey.Request{}, newProblem(api.Invalid, err.Error(), bad)
+		return apikey.Request{}, web.NewProblem(api.Invalid, err.Error(), bad)
 	}
 	return request, nil
 }
 
 func (s keyCalls) revoke(ctx context.Context, id string) (api.KeyRevoked, error) {
-	if s.keyStore == nil {
+	if s.KeyStore == nil {
 		return api.KeyRevoked{}, errNoKeys
 	}
-	err := s.write(ctx, func(ctx context.Context) error { return s.keyStore.Revoke(ctx, id) })
+	err := s.write(ctx, func(ctx context.Context) error { return s.KeyStore.Revoke(ctx, id) })
 	return api.KeyRevoked{ID: id, Revoked: true}, err
 }

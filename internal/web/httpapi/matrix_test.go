@@ -16,18 +16,21 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/guard"
 	"github.com/bulkaction/bulkaction/internal/access/apikey"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
 	"github.com/bulkaction/bulkaction/internal/access/clientaddr"
 	"github.com/bulkaction/bulkaction/internal/jobs/groups"
-	"github.com/bulkaction/bulkaction/internal/jobs/ingest"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
+	"github.com/bulkaction/bulkaction/internal/testkit/apitest"
+	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
+	"github.com/bulkaction/bulkaction/internal/web/gateway"
 	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
 
-// installation is an ingest process that asks for API keys, on a real Redis.
+// installation is a gateway that asks for API keys, on a real Redis.
 type installation struct {
 	*stagetest.World
 	url   string
@@ -41,13 +44,14 @@ func newInstallation(t testing.TB) *installation {
 	w := stagetest.Shared(t)
 	in := &installation{World: w, store: keyStore(w, time.Now)}
 	in.auth = apikey.New(apikey.Options{Store: keyStore(w, time.Now), Log: telemetry.Nop().Log, Now: time.Now})
-	role, err := ingest.New(context.WithoutCancel(t.Context()), stagetest.Process(w, "in"), ingest.Config{
-		APIAddr: "127.0.0.1:0", Lease: stagetest.Patience, Keys: in.auth, KeyStore: in.store,
-		Proxies: clientaddr.Proxies{netip.MustParsePrefix("127.0.0.0/8")}, Events: httpapi.NewFakeRooms(),
-	}, w.Store, messages.Decoder{})
+	p := stagetest.Process(w, "in")
+	g, err := gateway.New(context.WithoutCancel(t.Context()), p, gateway.Config{
+		Addr: "127.0.0.1:0", Store: w.Store, Guards: guard.New(p.Conn.Cmd, guard.Prefix(p.Space.Prefix())), Keys: in.auth,
+		KeyStore: in.store, Proxies: clientaddr.Proxies{netip.MustParsePrefix("127.0.0.0/8")}, Rooms: apitest.NewRooms(),
+	})
 	require.NoError(t, err)
-	w.Run(role)
-	in.url = "http://" + role.APIAddr()
+	w.Run(g)
+	in.url = "http://" + g.Addr()
 	return in
 }
 
@@ -65,8 +69,8 @@ func (in *installation) key(role auth.Role, tenant string) apikey.NewKey {
 	return k
 }
 
-// answer is what a client sees of an answer.
-type answer struct {
+// reply is what a client sees of an answer.
+type reply struct {
 	status int
 	header http.Header
 	body   string
@@ -74,7 +78,7 @@ type answer struct {
 
 // send sends a request with a token; "": without one. from is the client's address; "": a new
 // address for each request.
-func (in *installation) send(token, method, path, body, from string) answer {
+func (in *installation) send(token, method, path, body, from string) reply {
 	in.T.Helper()
 	if from == "" {
 		in.next++
@@ -96,7 +100,7 @@ func (in *installation) send(token, method, path, body, from string) answer {
 	resp, err := http.DefaultClient.Do(req)
 	require.NoError(in.T, err)
 	defer resp.Body.Close()
-	a := answer{status: resp.StatusCode, header: resp.Header}
+	a := reply{status: resp.StatusCode, header: resp.Header}
 	if resp.Header.Get("Content-Type") != "text/event-stream" {
 		all, err := io.ReadAll(resp.Body)
 		require.NoError(in.T, err)
@@ -225,7 +229,7 @@ func TestEveryCallerAtEveryRoute(t *testing.T) {
 	for _, rt := range httpapi.Routes() {
 		require.Contains(t, mayUse, rt.Scope, "%s %s", rt.Method, rt.Path)
 		for caller, token := range callers {
-			answers := map[string]answer{}
+			answers := map[string]reply{}
 			for _, which := range []string{own, foreign, unknown} {
 				a := in.call(rt, token, which)
 				require.Equal(t, want(rt, caller, which), a.status, "%s %s as %s, %s: %s", rt.Method, rt.Path, caller, which, a.body)
@@ -248,7 +252,7 @@ func TestEveryCallerAtEveryRoute(t *testing.T) {
 
 // call sends a request to a route about an own, foreign or unknown object. It replaces ids in the
 // answer, so that the answers about foreign and unknown objects can be compared.
-func (in *installation) call(rt httpapi.Route, token, which string) answer {
+func (in *installation) call(rt httpapi.Route, token, which string) reply {
 	in.T.Helper()
 	tenant, id := tenants[which], "x-000000"
 	switch {
@@ -275,9 +279,10 @@ func (in *installation) call(rt httpapi.Route, token, which string) answer {
 }
 
 // counted counts the commands that a client sends to Redis.
-type counted struct{ commands atomic.Int64 }
-
-func (c *counted) DialHook(next redis.DialHook) redis.DialHook { return next }
+type counted struct {
+	redistest.NoHook
+	commands atomic.Int64
+}
 
 func (c *counted) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
@@ -310,7 +315,7 @@ func TestFloodOfWrongKeys(t *testing.T) {
 		Store: apikey.NewStore(conn.Cmd, w.Space, auth.Hasher{}, time.Now), Log: telemetry.Nop().Log,
 		Now: func() time.Time { return start.Add(time.Duration(passed.Load()) * time.Millisecond) },
 	})
-	h := httpapi.New(httpapi.Options{Backend: httpapi.NewFakeBackend(), Keys: keys, Rooms: httpapi.NewFakeRooms()})
+	h := httpapi.New(httpapi.Options{Backend: apitest.NewBackend(), Keys: keys, Rooms: apitest.NewRooms()})
 	send := func(token string) int {
 		req := httptest.NewRequest("GET", "/v1/events", nil)
 		req.Header.Set("Authorization", "Bearer "+token)
@@ -334,4 +339,93 @@ func TestFloodOfWrongKeys(t *testing.T) {
 	require.Equal(t, flood, answers[401]+answers[429], answers)
 	require.Less(t, answers[401], 25, "20 at once and 10 a minute")
 	require.Less(t, sent.commands.Load(), int64(30), "one read of all keys a second for five seconds")
+}
+
+// timed sends a request, checks the status of the answer, and returns how long the answer took.
+func timed(b *testing.B, token, method, url, body string, status int) time.Duration {
+	b.Helper()
+	req, err := http.NewRequestWithContext(b.Context(), method, url, strings.NewReader(body))
+	require.NoError(b, err)
+	req.Header.Set("Authorization", "Bearer "+token)
+	req.Header.Set("Content-Type", "application/json")
+	if strings.HasSuffix(url, "/jobs") {
+		req.Header.Set("Content-Type", "application/x-ndjson")
+	}
+	start := time.Now()
+	resp, err := http.DefaultClient.Do(req)
+	require.NoError(b, err)
+	_, _ = io.Copy(io.Discard, resp.Body)
+	took := time.Since(start)
+	_ = resp.Body.Close()
+	require.Equal(b, status, resp.StatusCode)
+	return took
+}
+
+// reportRatio calls two functions in turn, and reports the median time of the first divided by that
+// of the second. Because they alternate, other work of the machine slows both alike.
+func reportRatio(b *testing.B, unit string, both [2]func() time.Duration) {
+	var took [2][]time.Duration
+	for n := 0; b.Loop(); n++ {
+		for turn := range both {
+			which := (n + turn) % 2
+			took[which] = append(took[which], both[which]())
+		}
+	}
+	var medians [2]float64
+	for i := range took {
+		slices.Sort(took[i])
+		medians[i] = float64(took[i][len(took[i])/2])
+	}
+	b.ReportMetric(medians[0]/medians[1], unit)
+}
+
+// BenchmarkForeignOrUnknown compares how long answers take for an object of another tenant and for
+// one that does not exist. A difference would tell callers which ids exist. Run it with -benchtime
+// 1000x.
+func BenchmarkForeignOrUnknown(b *testing.B) {
+	in := newInstallation(b)
+	defer http.DefaultClient.CloseIdleConnections()
+	token := in.key(auth.Producer, "acme").Token
+	group := in.group("globex")
+	for _, call := range []struct{ name, method, path, foreign, unknown, body string }{
+		{"group", "GET", "/v1/groups/%s", group, "g-x00000", ""},
+		{"job", "GET", "/v1/groups/%s/jobs/0", group, "g-x00000", ""},
+		{"cancel", "POST", "/v1/groups/%s/cancel", group, "g-x00000", ""},
+		{"append", "POST", "/v1/groups/%s/jobs", group, "g-x00000", `{"payload":1}`},
+		{"tenant", "GET", "/v1/tenants/%s", "globex", "nobody", ""},
+	} {
+		b.Run(call.name, func(b *testing.B) {
+			ask := func(id string) func() time.Duration {
+				url := in.url + fmt.Sprintf(call.path, id)
+				return func() time.Duration { return timed(b, token, call.method, url, call.body, 404) }
+			}
+			reportRatio(b, "foreign/unknown", [2]func() time.Duration{ask(call.foreign), ask(call.unknown)})
+		})
+	}
+}
+
+// BenchmarkAuthentication compares how long calls take with and without API keys. Run it with
+// -benchtime 1000x.
+func BenchmarkAuthentication(b *testing.B) {
+	in := newInstallation(b)
+	defer http.DefaultClient.CloseIdleConnections()
+	token := in.key(auth.Producer, "acme").Token
+	g, err := gateway.New(b.Context(), stagetest.Process(in.World, "off"), gateway.Config{Addr: "127.0.0.1:0", Store: in.Store})
+	require.NoError(b, err)
+	in.Run(g)
+	urls := [2]string{in.url, "http://" + g.Addr()}
+	group := in.group("acme")
+	for name, call := range map[string]func(url string) time.Duration{
+		"group": func(url string) time.Duration { return timed(b, token, "GET", url+"/v1/groups/"+group, "", 200) },
+		"submit": func(url string) time.Duration {
+			return timed(b, token, "POST", url+"/v1/groups", `{"tenant":"acme","type":"T","jobs":[{"payload":1}]}`, 202)
+		},
+	} {
+		b.Run(name, func(b *testing.B) {
+			reportRatio(b, "keys/off", [2]func() time.Duration{
+				func() time.Duration { return call(urls[0]) },
+				func() time.Duration { return call(urls[1]) },
+			})
+		})
+	}
 }

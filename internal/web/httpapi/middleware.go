@@ -10,8 +10,6 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
-	"runtime"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"time"
@@ -19,14 +17,15 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/web"
 )
 
 // ServeHTTP serves one request. Besides calling the handler, it sets the request's id, writes a log
 // line, refuses what checkOrigin refuses, and recovers from a panic.
 func (s *server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
-	w := &responseWriter{ResponseWriter: rw, ctl: http.NewResponseController(rw), server: s}
+	w := &responseWriter{ResponseWriter: rw, ctl: http.NewResponseController(rw), body: s.newBodyReader(rw, r)}
 	r = r.WithContext(r.Context()) // a copy, because net/http needs the body of its own request unchanged
-	r.Body = s.newBodyReader(rw, r)
+	r.Body = w.body
 	start := time.Now()
 	id := r.Header.Get("X-Request-Id")
 	if !api.ValidID(id) {
@@ -39,13 +38,13 @@ func (s *server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	defer func() {
 		v := recover()
 		if err, _ := v.(error); v != nil && !errors.Is(err, http.ErrAbortHandler) {
-			s.logPanic(r, id, v)
+			web.LogPanic(s.Log, r, v, slog.String("request_id", id))
 			if w.status == 0 {
 				s.writeProblem(w, r, errInternal)
 				v = nil
 			}
 		}
-		s.log.LogAttrs(context.WithoutCancel(r.Context()), slog.LevelDebug, "request served",
+		s.Log.LogAttrs(context.WithoutCancel(r.Context()), slog.LevelDebug, "request served",
 			slog.String("request_id", id), slog.String("method", r.Method), slog.String("path", r.URL.Path),
 			slog.Int("status", w.status), slog.Int64("bytes", w.bytes), slog.Duration("took", time.Since(start)),
 			slog.String("key", w.keyID))
@@ -66,35 +65,14 @@ func (s *server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 // server on loopback refuses all requests whose Host header is no loopback name.
 func (s *server) checkOrigin(r *http.Request) error {
 	if s.loopbackOnly && !loopbackHostHeader(r.Host) {
-		return newProblem(api.WrongHost,
+		return web.NewProblem(api.WrongHost,
 			"this server listens on loopback and serves only the hosts localhost and loopback addresses")
 	}
 	if err := s.csrf.Check(r); err != nil {
-		return newProblem(api.CrossSite,
+		return web.NewProblem(api.CrossSite,
 			"requests that change something are not accepted from web pages of another origin")
 	}
 	return nil
-}
-
-// byMethod returns a handler that selects one of m by the request's method. If m is empty, it
-// answers 404.
-func (s *server) byMethod(m handlersByMethod) http.Handler {
-	allow := strings.Join(slices.Sorted(maps.Keys(m)), ", ")
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		var err error
-		switch serve, ok := m[r.Method]; {
-		case ok:
-			err = serve(w, r)
-		case len(m) == 0:
-			err = newProblem(api.NoSuchPath, "no such path: see /openapi.yaml")
-		default:
-			w.Header().Set("Allow", allow)
-			err = newProblem(api.MethodNotAllowed, "this path accepts "+allow)
-		}
-		if err != nil {
-			s.fail(w.(*responseWriter), r, err)
-		}
-	})
 }
 
 // maxNamedParams is the largest number of unknown query parameters that an answer names.
@@ -102,11 +80,11 @@ const maxNamedParams = 10
 
 // onlyQuery returns serve as a handler that refuses requests with a query parameter that is not in
 // known, so that a misspelt one does not go unnoticed.
-func onlyQuery(known []string, serve handler) handler {
+func onlyQuery(known []string, serve web.Handler) web.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		q, err := url.ParseQuery(r.URL.RawQuery)
 		if err != nil {
-			return newProblem(api.BadParameter, "the query is malformed: "+truncate(err.Error()))
+			return web.NewProblem(api.BadParameter, "the query is malformed: "+truncate(err.Error()))
 		}
 		var unknown []api.FieldError
 		for _, name := range slices.Sorted(maps.Keys(q)) {
@@ -121,36 +99,21 @@ func onlyQuery(known []string, serve handler) handler {
 		}
 		detail := fmt.Sprintf("unknown query parameter %q: this call has ", unknown[0].Field)
 		if len(known) == 0 {
-			return newProblem(api.BadParameter, detail+"none", unknown...)
+			return web.NewProblem(api.BadParameter, detail+"none", unknown...)
 		}
-		return newProblem(api.BadParameter, detail+strings.Join(known, ", "), unknown...)
+		return web.NewProblem(api.BadParameter, detail+strings.Join(known, ", "), unknown...)
 	}
 }
 
 // fail answers a request with the problem of err. If a part of the answer is already sent, or the
 // client has disconnected, it panics with http.ErrAbortHandler to break the connection.
-func (s *server) fail(w *responseWriter, r *http.Request, err error) {
-	if w.status != 0 || errors.Is(err, context.Canceled) {
-		s.log.LogAttrs(context.WithoutCancel(r.Context()), slog.LevelDebug, "answer aborted",
+func (s *server) fail(w http.ResponseWriter, r *http.Request, err error) {
+	if w.(*responseWriter).status != 0 || errors.Is(err, context.Canceled) {
+		s.Log.LogAttrs(context.WithoutCancel(r.Context()), slog.LevelDebug, "answer aborted",
 			slog.String("request_id", w.Header().Get("X-Request-Id")), slog.Any("error", err))
 		panic(http.ErrAbortHandler)
 	}
 	s.writeProblem(w, r, err)
-}
-
-// logPanic logs where a handler panicked. It logs the panic's value only if it is a runtime error,
-// because any other value might contain a payload.
-func (s *server) logPanic(r *http.Request, id string, v any) {
-	attrs := []slog.Attr{slog.String("request_id", id), slog.String("method", r.Method),
-		slog.String("path", r.URL.Path),
-		slog.String("stack", string(debug.Stack()))}
-	if err, ok := v.(error); ok {
-		var fault runtime.Error
-		if errors.As(err, &fault) {
-			attrs = append(attrs, slog.Any("error", fault))
-		}
-	}
-	s.log.LogAttrs(context.WithoutCancel(r.Context()), slog.LevelError, "handler panicked", attrs...)
 }
 
 // isLoopback reports whether addr can be reached only from its own machine.
@@ -177,21 +140,22 @@ func isLoopbackHost(host string) bool {
 	return err == nil && ip.Unmap().IsLoopback()
 }
 
-// responseWriter records the status and size of the answer, and sets a deadline for each write.
+// responseWriter records the status and size of the answer, and sets a deadline for each write,
+// except in event streams.
 type responseWriter struct {
 	http.ResponseWriter
-	ctl    *http.ResponseController
-	server *server
-	status int // 0 until the answer has begun
-	bytes  int64
-	keyID  string // of the API key; "" without one
-
-	ownDeadlines bool // the handler sets the deadlines
+	ctl     *http.ResponseController
+	body    *bodyReader // of the request
+	status  int         // 0 until the answer has begun
+	bytes   int64
+	keyID   string // of the API key; "" without one
+	isEvent bool   // the answer is an event stream, which sets a deadline for each frame
 }
 
 func (w *responseWriter) WriteHeader(code int) {
 	if w.status == 0 && code >= 200 {
 		w.status = code
+		w.isEvent = w.Header().Get("Content-Type") == "text/event-stream"
 	}
 	w.extendDeadline()
 	w.ResponseWriter.WriteHeader(code)
@@ -210,7 +174,7 @@ func (w *responseWriter) Write(p []byte) (int, error) {
 // extendDeadline sets the deadline for the next write. It ignores the error of a test server
 // without deadlines.
 func (w *responseWriter) extendDeadline() {
-	if !w.ownDeadlines {
+	if !w.isEvent {
 		_ = w.ctl.SetWriteDeadline(time.Now().Add(idleTimeout))
 	}
 }

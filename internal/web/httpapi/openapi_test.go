@@ -1,126 +1,62 @@
-package httpapi
+package httpapi_test
 
 import (
-	"bytes"
 	"encoding/json"
-	"io"
 	"net/http"
 	"net/http/httptest"
-	"reflect"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/getkin/kin-openapi/openapi3"
-	"github.com/getkin/kin-openapi/openapi3filter"
-	"github.com/getkin/kin-openapi/routers"
-	"github.com/getkin/kin-openapi/routers/legacy"
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/testkit/apitest"
+	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
 
-var document = sync.OnceValues(func() (*openapi3.T, error) { return openapi3.NewLoader().LoadFromData(openapiDocument) })
+var document = apitest.NewDocument(httpapi.OpenAPIDocument)
 
-var documentRouter = sync.OnceValues(func() (routers.Router, error) {
-	doc, err := document()
-	if err != nil {
-		return nil, err
-	}
-	return legacy.NewRouter(doc)
-})
-
-// requireDocumented checks an answer against the OpenAPI document: its status, headers, media type
-// and body. A request that the document does not describe must be answered with an error, unless
-// its method is HEAD.
+// requireDocumented checks an answer against the OpenAPI document. A request that the document does
+// not describe must be answered with an error, unless its method is HEAD.
 func requireDocumented(t *testing.T, req *http.Request, rec *httptest.ResponseRecorder) {
 	t.Helper()
-	router, err := documentRouter()
-	require.NoError(t, err)
-	escaped := req.Clone(req.Context()) // the router splits a name such as pool%2Fsmtp in two
-	escaped.URL.Path, escaped.URL.RawPath = req.URL.EscapedPath(), ""
-	route, params, err := router.FindRoute(escaped)
-	if err != nil {
-		if req.Method == http.MethodHead {
-			return
-		}
+	if !document.Describes(t, req, rec) && req.Method != http.MethodHead {
 		require.GreaterOrEqual(t, rec.Code, 400, "%s %s is not documented", req.Method, req.URL.Path)
-		return
 	}
-	err = openapi3filter.ValidateResponse(req.Context(), &openapi3filter.ResponseValidationInput{
-		RequestValidationInput: &openapi3filter.RequestValidationInput{Request: req, PathParams: params, Route: route},
-		Status:                 rec.Code,
-		Header:                 rec.Header(),
-		Body:                   io.NopCloser(bytes.NewReader(rec.Body.Bytes())),
-		Options:                &openapi3filter.Options{IncludeResponseStatus: true},
-	})
-	require.NoError(t, err)
 }
 
 // requireSchema checks a JSON document against a schema of the OpenAPI document.
 func requireSchema(t *testing.T, name string, doc []byte) {
 	t.Helper()
-	d, err := document()
-	require.NoError(t, err)
 	var v any
 	require.NoError(t, json.Unmarshal(doc, &v))
-	require.NoError(t, d.Components.Schemas[name].Value.VisitJSON(v), string(doc))
+	require.NoError(t, document.Components.Schemas[name].Value.VisitJSON(v), string(doc))
 }
 
 func TestDocumentIsValidAndServed(t *testing.T) {
-	doc, err := document()
-	require.NoError(t, err)
-	require.NoError(t, doc.Validate(t.Context()))
-	rec := call(t, New(options(newFakeBackend())), "GET", "/openapi.yaml", "")
-	require.Equal(t, openapiDocument, rec.Body.Bytes())
+	require.NoError(t, document.Validate(t.Context()))
+	rec := call(t, httpapi.New(options(apitest.NewBackend())), "GET", "/openapi.yaml", "")
+	require.Equal(t, httpapi.OpenAPIDocument, rec.Body.Bytes())
 }
 
 func TestDocumentAndRoutesAgree(t *testing.T) {
-	doc, err := document()
-	require.NoError(t, err)
-	var documented, served []string
-	for path, item := range doc.Paths.Map() {
-		for method, op := range item.Operations() {
-			call := method + " " + path
-			for _, param := range slices.Concat(item.Parameters, op.Parameters) {
-				if param.Value.In == "query" {
-					documented = append(documented, call+" ?"+param.Value.Name)
-				}
-			}
-			documented = append(documented, call)
-		}
-	}
-	for _, rt := range Routes() {
+	var served []string
+	for _, rt := range httpapi.Routes() {
 		call := rt.Method + " " + strings.TrimSuffix(rt.Path, "{$}")
 		for _, name := range rt.Query {
 			served = append(served, call+" ?"+name)
 		}
 		served = append(served, call)
 	}
-	require.ElementsMatch(t, served, documented)
-}
-
-func TestEveryRetryableStatusHasRetryAfter(t *testing.T) {
-	doc, err := document()
-	require.NoError(t, err)
-	for path, item := range doc.Paths.Map() {
-		for method, op := range item.Operations() {
-			for _, status := range []int{429, 503} {
-				if resp := op.Responses.Status(status); resp != nil {
-					require.Contains(t, resp.Value.Headers, "Retry-After", "%s %s %d", method, path, status)
-				}
-			}
-		}
-	}
+	require.ElementsMatch(t, served, document.Calls(t))
 }
 
 // TestDocumentAndTypesAgree: each schema in the table has the JSON fields of its Go type, and no
 // others. Schemas of answers require the fields that are never omitted.
 func TestDocumentAndTypesAgree(t *testing.T) {
-	doc, err := document()
-	require.NoError(t, err)
 	for _, c := range []struct {
 		schema  string
 		value   any
@@ -153,47 +89,15 @@ func TestDocumentAndTypesAgree(t *testing.T) {
 		{"KeyRevoked", api.KeyRevoked{}, false}, {"AuditState", api.AuditState{}, false}, {"AuditedPartition", api.AuditedPartition{}, false},
 		{"TypeStats", api.TypeStats{}, false}, {"WorkerStatus", api.WorkerStatus{}, false},
 	} {
-		t.Run(c.schema, func(t *testing.T) {
-			schema := doc.Components.Schemas[c.schema].Value
-			all, always := jsonFields(reflect.TypeOf(c.value))
-			var properties []string
-			for name := range schema.Properties {
-				properties = append(properties, name)
-			}
-			require.ElementsMatch(t, all, properties)
-			if c.request {
-				return
-			}
-			for _, name := range always {
-				require.Contains(t, schema.Required, name)
-			}
-		})
+		document.Agrees(t, c.schema, c.value, !c.request)
 	}
-}
-
-// jsonFields returns all JSON fields of a struct, embedded ones included, and those that are
-// never omitted.
-func jsonFields(typ reflect.Type) (all, always []string) {
-	for _, f := range reflect.VisibleFields(typ) {
-		if f.Anonymous {
-			continue
-		}
-		tag := strings.Split(f.Tag.Get("json"), ",")
-		all = append(all, tag[0])
-		if !slices.Contains(tag, "omitempty") {
-			always = append(always, tag[0])
-		}
-	}
-	return all, always
 }
 
 // TestListsHaveOneForm: all calls whose operation id begins with list have the parameters cursor
 // and limit and answer in one form. Of the other calls, only streamFailures has a cursor.
 func TestListsHaveOneForm(t *testing.T) {
-	doc, err := document()
-	require.NoError(t, err)
 	lists := 0
-	for path, item := range doc.Paths.Map() {
+	for path, item := range document.Paths.Map() {
 		for method, op := range item.Operations() {
 			if op.OperationID == "streamFailures" { // its pages are lines, and the cursor is in the header Link
 				continue

@@ -28,10 +28,6 @@ type recorded struct {
 	log Activity
 }
 
-// Recorded returns a Backend that writes each change of b to the activity log before it carries it
-// out, except submissions and appends.
-func Recorded(b Backend, log Activity) Backend { return recorded{b, log} }
-
 // pauseState is what the log shows of a pause.
 type pauseState struct {
 	Paused bool `json:"paused"`
@@ -166,10 +162,6 @@ type recordedRooms struct {
 	Rooms
 	log Activity
 }
-
-// RecordedRooms returns a Rooms that writes each change by operators to the activity log before it
-// carries it out.
-func RecordedRooms(r Rooms, log Activity) Rooms { return recordedRooms{r, log} }
 
 // recordedEvent records and carries out a change of an event of the waiting room. shown returns the
 // part of the event that the log shows as the state before; nil: none.

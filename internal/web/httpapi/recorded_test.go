@@ -1,4 +1,4 @@
-package httpapi
+package httpapi_test
 
 import (
 	"context"
@@ -13,6 +13,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/access/activity"
 	"github.com/bulkaction/bulkaction/internal/access/apikey"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
+	"github.com/bulkaction/bulkaction/internal/testkit/apitest"
+	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
 
 // fakeActivity is an activity log in memory.
@@ -69,18 +71,18 @@ func TestChangesAreRecordedFirst(t *testing.T) {
 	for target, c := range changes {
 		method, path, _ := strings.Cut(target, " ")
 		send := func(log *fakeActivity) (status int, calls []string) {
-			backend, rooms := newFakeBackend().withGroup("g"), newFakeRooms()
+			backend, rooms := apitest.NewBackend().WithGroup("g"), apitest.NewRooms()
 			o := options(backend)
 			keys := &fakeKeyStore{keys: []apikey.Record{{ID: "key_a", Role: auth.Admin}}}
 			o.Rooms, o.Activity, o.KeyStore = rooms, log, keys
-			rec := localCall(t, New(o), method, path, c[0])
-			for _, call := range append(backend.calls, rooms.calls...) {
+			rec := localCall(t, httpapi.New(o), method, path, c[0])
+			for _, call := range append(backend.Calls, rooms.Calls...) {
 				if !strings.HasPrefix(call, "get ") {
 					calls = append(calls, call)
 				}
 			}
-			g := backend.groups["g"].view
-			if g.Paused || g.Sealed || g.Round != 1 || g.Status != api.StatusCreated || len(backend.tenants) > 0 ||
+			g := backend.ByID["g"].View
+			if g.Paused || g.Sealed || g.Round != 1 || g.Status != api.StatusCreated || len(backend.Settings) > 0 ||
 				len(keys.keys) != 1 {
 				calls = append(calls, "changed")
 			}
@@ -111,7 +113,7 @@ func TestEveryChangeIsRecorded(t *testing.T) {
 		"POST /v1/entry-tokens/complete", // these are the daily traffic
 	}
 	var all []string
-	for _, rt := range Routes() {
+	for _, rt := range httpapi.Routes() {
 		call := rt.Method + " " + rt.Path
 		if rt.Method != "GET" && (!strings.Contains(call, "/members/") || strings.HasSuffix(call, "/disable")) {
 			all = append(all, call)
@@ -129,9 +131,9 @@ func TestEveryChangeIsRecorded(t *testing.T) {
 // is not recorded.
 func TestUnknownGroupsAreNotRecorded(t *testing.T) {
 	log := &fakeActivity{}
-	o := options(newFakeBackend())
+	o := options(apitest.NewBackend())
 	o.Activity = log
-	requireProblem(t, call(t, New(o), "POST", "/v1/groups/none/cancel", ""), 404, "")
+	requireProblem(t, call(t, httpapi.New(o), "POST", "/v1/groups/none/cancel", ""), 404, "")
 	require.Empty(t, log.entries)
 }
 
@@ -140,9 +142,9 @@ func TestActivityIsListed(t *testing.T) {
 		ID: "1-0", At: time.Unix(1e9, 0).UTC(), Actor: "key_a", Role: "admin", Via: api.ViaAPI, IP: "192.0.2.1", RequestID: "r",
 		Action: "group.pause", Object: "g", Tenant: "t", Before: []byte(`{"paused":false}`), After: []byte(`{}`), Outcome: "failed: x",
 	}}}
-	o := options(newFakeBackend())
+	o := options(apitest.NewBackend())
 	o.Activity = log
-	h := New(o)
+	h := httpapi.New(o)
 	rec := call(t, h, "GET", "/v1/activity?actor=key_a&tenant=t&since=2026-01-02T15:04:05Z&cursor=1-2&limit=7", "")
 	require.Equal(t, 200, rec.Code, rec.Body.String())
 	require.Equal(t, log.entries, decode[api.ActivityList](t, rec).Activity)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
+	"github.com/bulkaction/bulkaction/internal/web"
 )
 
 // Rooms is the store behind the calls on the waiting room. Its errors wrap those of package api, or
@@ -45,10 +46,7 @@ type Rooms interface {
 }
 
 // roomCalls serves the calls on the waiting room.
-type roomCalls struct {
-	*calls
-	rooms Rooms
-}
+type roomCalls struct{ *server }
 
 // routes returns the routes of the waiting room. If the API has no keys, only callers on this
 // machine may use them, because they decide who enters an event.
@@ -73,7 +71,7 @@ func (s roomCalls) routes() []route {
 	}
 	for i := range all {
 		all[i].object = noTenant
-		if s.keys == nil {
+		if s.Keys == nil {
 			all[i].serve = onlyLoopback(all[i].serve)
 		}
 	}
@@ -81,7 +79,7 @@ func (s roomCalls) routes() []route {
 }
 
 // onlyLoopback refuses requests that CheckLoopback refuses.
-func onlyLoopback(serve handler) handler {
+func onlyLoopback(serve web.Handler) web.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		if err := CheckLoopback(r); err != nil {
 			return err
@@ -98,11 +96,11 @@ func CheckLoopback(r *http.Request) error {
 	peer, err := netip.ParseAddrPort(r.RemoteAddr)
 	switch {
 	case err != nil, !peer.Addr().Unmap().IsLoopback():
-		return newProblem(api.Forbidden,
+		return web.NewProblem(api.Forbidden,
 			"without API keys (AUTH=keys), calls on the waiting room are served on loopback only: "+
 				"call this server from its own host")
 	case !loopbackHostHeader(r.Host):
-		return newProblem(api.WrongHost,
+		return web.NewProblem(api.WrongHost,
 			"calls on the waiting room are served only for the hosts localhost and loopback addresses")
 	}
 	return nil
@@ -112,7 +110,7 @@ func CheckLoopback(r *http.Request) error {
 // returns the function that carries out the call.
 func (s roomCalls) onEvent(
 	do func(r *http.Request, event string) (func(context.Context) (any, error), error),
-) handler {
+) web.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		event, err := pathValue(r, "event")
 		if err != nil {
@@ -148,12 +146,12 @@ func (s roomCalls) answer(w http.ResponseWriter, r *http.Request, run func(conte
 		w.Header().Set("ETag", `"`+strconv.FormatInt(v.Rev, 10)+`"`)
 		answer = v
 	}
-	writeJSON(w, http.StatusOK, "application/json", answer)
+	web.WriteJSON(w, http.StatusOK, "application/json", answer)
 	return nil
 }
 
 func (s roomCalls) listEvents(ctx context.Context, cursor string, limit int) (api.RoomEventList, error) {
-	l, err := s.rooms.Events(ctx, cursor, limit)
+	l, err := s.Rooms.Events(ctx, cursor, limit)
 	l.Events = orEmpty(l.Events)
 	for i := range l.Events {
 		l.Events[i].Counters = orEmptyMap(l.Events[i].Counters)
@@ -162,7 +160,7 @@ func (s roomCalls) listEvents(ctx context.Context, cursor string, limit int) (ap
 }
 
 func (s roomCalls) getEvent(_ *http.Request, event string) (func(context.Context) (any, error), error) {
-	return func(ctx context.Context) (any, error) { return s.rooms.Event(ctx, event) }, nil
+	return func(ctx context.Context) (any, error) { return s.Rooms.Event(ctx, event) }, nil
 }
 
 func (s roomCalls) putEvent(r *http.Request, event string) (func(context.Context) (any, error), error) {
@@ -170,59 +168,59 @@ func (s roomCalls) putEvent(r *http.Request, event string) (func(context.Context
 	if err != nil {
 		return nil, err
 	}
-	f, err := readFields(s.calls, r)
+	f, err := readFields(s.server, r)
 	if err != nil {
 		return nil, err
 	}
 	set := f.eventSettings()
-	f.check(s.rooms.CheckSettings(set))
+	f.check(s.Rooms.CheckSettings(set))
 	if err := f.err(); err != nil {
 		return nil, err
 	}
-	return func(ctx context.Context) (any, error) { return s.rooms.SetEvent(ctx, event, set, rev) }, nil
+	return func(ctx context.Context) (any, error) { return s.Rooms.SetEvent(ctx, event, set, rev) }, nil
 }
 
 func (s roomCalls) deleteEvent(r *http.Request, event string) (func(context.Context) (any, error), error) {
-	if err := noFields(s.calls, r); err != nil {
+	if err := noFields(s.server, r); err != nil {
 		return nil, err
 	}
-	return func(ctx context.Context) (any, error) { return s.rooms.DeleteEvent(ctx, event) }, nil
+	return func(ctx context.Context) (any, error) { return s.Rooms.DeleteEvent(ctx, event) }, nil
 }
 
 func (s roomCalls) setMode(
 	mode string,
 ) func(*http.Request, string) (func(context.Context) (any, error), error) {
 	return func(r *http.Request, event string) (func(context.Context) (any, error), error) {
-		if err := noFields(s.calls, r); err != nil {
+		if err := noFields(s.server, r); err != nil {
 			return nil, err
 		}
-		return func(ctx context.Context) (any, error) { return s.rooms.SetMode(ctx, event, mode) }, nil
+		return func(ctx context.Context) (any, error) { return s.Rooms.SetMode(ctx, event, mode) }, nil
 	}
 }
 
 func (s roomCalls) recalibrate(r *http.Request, event string) (func(context.Context) (any, error), error) {
-	f, err := readFields(s.calls, r)
+	f, err := readFields(s.server, r)
 	if err != nil {
 		return nil, err
 	}
 	to := api.Recalibration{Capacity: f.count("capacity"), Stock: f.count("stock"), FromSeats: f.boolean("from_seats")}
-	f.check(s.rooms.CheckRecalibration(to))
+	f.check(s.Rooms.CheckRecalibration(to))
 	if err := f.err(); err != nil {
 		return nil, err
 	}
-	return func(ctx context.Context) (any, error) { return s.rooms.Recalibrate(ctx, event, to) }, nil
+	return func(ctx context.Context) (any, error) { return s.Rooms.Recalibrate(ctx, event, to) }, nil
 }
 
 func (s roomCalls) removeUser(r *http.Request, event string) (func(context.Context) (any, error), error) {
 	user, err := pathValue(r, "user")
 	if err == nil {
-		err = noFields(s.calls, r)
+		err = noFields(s.server, r)
 	}
 	if err != nil {
 		return nil, err
 	}
 	return func(ctx context.Context) (any, error) {
-		removed, err := s.rooms.RemoveUser(ctx, event, user)
+		removed, err := s.Rooms.RemoveUser(ctx, event, user)
 		return api.UserRemoval{Event: event, User: user, Removed: removed}, err
 	}, nil
 }
@@ -232,9 +230,9 @@ const maxToken = 4096
 
 // onToken returns the handler of a call on an entry token. The body has the field token, and may
 // have the boolean field sold if further names it.
-func (s roomCalls) onToken(do func(context.Context, api.EntryTokenCall) (any, error), further ...string) handler {
+func (s roomCalls) onToken(do func(context.Context, api.EntryTokenCall) (any, error), further ...string) web.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
-		f, err := readFields(s.calls, r)
+		f, err := readFields(s.server, r)
 		if err != nil {
 			return err
 		}
@@ -257,15 +255,15 @@ func (s roomCalls) onToken(do func(context.Context, api.EntryTokenCall) (any, er
 }
 
 func (s roomCalls) verifyToken(ctx context.Context, c api.EntryTokenCall) (any, error) {
-	return s.rooms.VerifyToken(ctx, c.Token)
+	return s.Rooms.VerifyToken(ctx, c.Token)
 }
 
 func (s roomCalls) renewToken(ctx context.Context, c api.EntryTokenCall) (any, error) {
-	return s.rooms.RenewToken(ctx, c.Token)
+	return s.Rooms.RenewToken(ctx, c.Token)
 }
 
 func (s roomCalls) completeToken(ctx context.Context, c api.EntryTokenCall) (any, error) {
-	done, err := s.rooms.CompleteToken(ctx, c.Token, c.Sold)
+	done, err := s.Rooms.CompleteToken(ctx, c.Token, c.Sold)
 	return api.EntryTokenDone{Done: done}, err
 }
 
@@ -282,7 +280,7 @@ func ifMatch(r *http.Request) (int64, error) {
 	}
 	rev, err := strconv.ParseInt(strings.TrimSpace(text), 10, 64)
 	if len(values) > 1 || err != nil || rev <= 0 {
-		return 0, newProblem(api.BadParameter, "the header If-Match is not a rev",
+		return 0, web.NewProblem(api.BadParameter, "the header If-Match is not a rev",
 			api.FieldError{Field: "If-Match", Problem: `must be the ETag or the rev of the event, such as "7", once`})
 	}
 	return rev, nil

@@ -1,7 +1,6 @@
-package httpapi
+package httpapi_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -14,90 +13,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/room/settings"
-	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
+	"github.com/bulkaction/bulkaction/internal/testkit/apitest"
+	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
 
-// fakeRooms implements Rooms with fixed answers and records the calls. It stores no events, only
-// the settings of the last SetEvent, which every event then has. It checks settings by the real
-// rules.
-type fakeRooms struct {
-	settings.Rules
-	err   error // returned by every call
-	calls []string
-	set   api.EventSettings
-}
-
-func newFakeRooms() *fakeRooms {
-	return &fakeRooms{Rules: settings.Rules{Defaults: settings.Standard(), ReturnHosts: []string{"shop.example"}}}
-}
-
-func (f *fakeRooms) CheckSettings(set api.EventSettings) []api.FieldError { return f.Check(set) }
-
-func (f *fakeRooms) record(format string, args ...any) error {
-	f.calls = append(f.calls, fmt.Sprintf(format, args...))
-	return f.err
-}
-
-func (f *fakeRooms) view(event string) api.RoomEvent {
-	s := f.Fill(f.set)
-	s.Mode = "open"
-	used := int64(5)
-	return settings.View(waitingroom.Snapshot{Event: event, Rev: 7, Settings: s, Waiting: 2, Used: used, Tail: 9})
-}
-
-func (f *fakeRooms) SetEvent(_ context.Context, event string, set api.EventSettings, rev int64) (api.RoomEvent, error) {
-	f.set = set
-	return f.view(event), f.record("set %s %d", event, rev)
-}
-
-func (f *fakeRooms) Event(_ context.Context, event string) (api.RoomEvent, error) {
-	return f.view(event), f.record("get %s", event)
-}
-
-func (f *fakeRooms) Events(_ context.Context, cursor string, limit int) (api.RoomEventList, error) {
-	l := api.RoomEventList{Cursor: "0-2"}
-	if cursor == "" {
-		l.Events = []api.RoomEvent{f.view("a"), f.view("b")}
-	}
-	return l, f.record("list %q %d", cursor, limit)
-}
-
-func (f *fakeRooms) SetMode(_ context.Context, event, mode string) (api.RoomEvent, error) {
-	return f.view(event), f.record("mode %s %s", event, mode)
-}
-
-func (f *fakeRooms) Recalibrate(_ context.Context, event string, to api.Recalibration) (api.RoomEvent, error) {
-	return f.view(event), f.record("recalibrate %s %v %v %v", event, to.Capacity != nil, to.Stock != nil, to.FromSeats)
-}
-
-func (f *fakeRooms) DeleteEvent(_ context.Context, event string) (api.EventRemoval, error) {
-	return api.EventRemoval{Event: event, Remaining: 3}, f.record("delete %s", event)
-}
-
-func (f *fakeRooms) RemoveUser(_ context.Context, event, user string) (bool, error) {
-	return user != "nobody", f.record("remove %s of %s", user, event)
-}
-
-func (f *fakeRooms) VerifyToken(_ context.Context, token string) (api.EntryTokenState, error) {
-	at := time.Unix(1e9, 0).UTC()
-	s := api.EntryTokenState{Valid: true, Event: "e", User: "u", Fence: "4", ExpiresAt: &at}
-	if token == "gone" {
-		s = api.EntryTokenState{}
-	}
-	return s, f.record("verify %s", token)
-}
-
-func (f *fakeRooms) RenewToken(_ context.Context, token string) (api.EntryToken, error) {
-	return api.EntryToken{Token: token + "2", ExpiresAt: time.Unix(1e9, 0).UTC()}, f.record("renew %s", token)
-}
-
-func (f *fakeRooms) CompleteToken(_ context.Context, token string, sold bool) (bool, error) {
-	return token != "gone", f.record("complete %s %v", token, sold)
-}
-
-func roomOptions(f *fakeRooms) Options {
-	o := options(newFakeBackend())
+func roomOptions(f *apitest.Rooms) httpapi.Options {
+	o := options(apitest.NewBackend())
 	o.Rooms = f
 	return o
 }
@@ -106,7 +27,7 @@ func roomOptions(f *fakeRooms) Options {
 func localCall(t *testing.T, h http.Handler, method, path, body string, header ...string) *httptest.ResponseRecorder {
 	t.Helper()
 	if body != "" {
-		header = append(header, "Content-Type", jsonType)
+		header = append(header, "Content-Type", httpapi.JSONType)
 	}
 	local := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		r.RemoteAddr, r.Host = "127.0.0.1:12345", "127.0.0.1:8080"
@@ -116,11 +37,11 @@ func localCall(t *testing.T, h http.Handler, method, path, body string, header .
 }
 
 func TestRoomCallsAreForLoopbackOnly(t *testing.T) {
-	f := newFakeRooms()
-	s := newServer(roomOptions(f))
+	f := apitest.NewRooms()
+	s := httpapi.NewCalls(roomOptions(f))
 	n := 0
-	for _, rt := range s.routes() {
-		path := strings.NewReplacer("{event}", "e", "{user}", "u").Replace(rt.path)
+	for _, rt := range httpapi.Routes() {
+		path := strings.NewReplacer("{event}", "e", "{user}", "u").Replace(rt.Path)
 		if !strings.HasPrefix(path, "/v1/events") && !strings.HasPrefix(path, "/v1/entry-tokens") {
 			continue
 		}
@@ -137,7 +58,7 @@ func TestRoomCallsAreForLoopbackOnly(t *testing.T) {
 			{"127.0.0.1:1234", "127.0.0.1.evil.example:8080", 421},
 			{"[::ffff:127.0.0.1]:1234", "example.com", 421},
 		} {
-			req := httptest.NewRequest(rt.method, path, http.NoBody)
+			req := httptest.NewRequest(rt.Method, path, http.NoBody)
 			req.RemoteAddr, req.Host = c.peer, c.host
 			rec := httptest.NewRecorder()
 			s.ServeHTTP(rec, req)
@@ -146,7 +67,7 @@ func TestRoomCallsAreForLoopbackOnly(t *testing.T) {
 		}
 	}
 	require.Equal(t, 12, n)
-	require.Empty(t, f.calls)
+	require.Empty(t, f.Calls)
 	for _, peer := range []string{"127.0.0.1:1", "127.9.9.9:1", "[::1]:1", "[::ffff:127.0.0.1]:1"} {
 		req := httptest.NewRequest("GET", "http://localhost/v1/events/e", http.NoBody)
 		req.RemoteAddr = peer
@@ -159,22 +80,22 @@ func TestRoomCallsAreForLoopbackOnly(t *testing.T) {
 }
 
 func TestNoRoomCallsWithoutRooms(t *testing.T) {
-	h := New(options(newFakeBackend()))
+	h := httpapi.New(options(apitest.NewBackend()))
 	requireProblem(t, localCall(t, h, "GET", "/v1/events/e", ""), 404, "")
 	require.NotContains(t, localCall(t, h, "GET", "/", "").Body.String(), "/v1/events")
-	require.Contains(t, localCall(t, New(roomOptions(newFakeRooms())), "GET", "/", "").Body.String(), "/v1/events")
+	require.Contains(t, localCall(t, httpapi.New(roomOptions(apitest.NewRooms())), "GET", "/", "").Body.String(), "/v1/events")
 }
 
 func TestPutEvent(t *testing.T) {
-	f := newFakeRooms()
-	h := New(roomOptions(f))
+	f := apitest.NewRooms()
+	h := httpapi.New(roomOptions(f))
 	rec := localCall(t, h, "PUT", "/v1/events/sale-1", `{"capacity": 3}`)
 	require.Equal(t, 200, rec.Code, rec.Body.String())
 	require.Equal(t, `"7"`, rec.Header().Get("ETag"))
 	v := decode[api.RoomEvent](t, rec)
 	require.Equal(t, "sale-1", v.Event)
 	require.EqualValues(t, 2, v.Over, "capacity 3, and 5 are inside")
-	require.Equal(t, api.EventSettings{Capacity: new(int64(3))}, f.set)
+	require.Equal(t, api.EventSettings{Capacity: new(int64(3))}, f.Set)
 
 	all := `{"capacity": 10000000, "stock": 0, "rate": 2.5, "burst": 9, "max_waiting": 1e6, "token_ttl": "1m30s",
 		"leeway": 5000, "max_session": 0, "ready": "100ms", "grace": 0, "on_close": "release", "no_show": "release",
@@ -185,21 +106,21 @@ func TestPutEvent(t *testing.T) {
 		Capacity: new(int64(10_000_000)), Stock: new(int64(0)), Rate: new(2.5), Burst: 9, MaxWaiting: new(int64(1_000_000)),
 		TokenTTL: d(90 * time.Second), Leeway: d(5 * time.Second), MaxSession: d(0), Ready: d(100 * time.Millisecond),
 		Grace: d(0), OnClose: "release", NoShow: "release", Mode: "paused", ReturnURL: "https://shop.example/buy",
-	}, f.set)
+	}, f.Set)
 	require.Equal(t, 200, localCall(t, h, "PUT", "/v1/events/e", all, "If-Match", "1764000000000").Code)
-	require.Equal(t, []string{"set sale-1 0", "set e 7", "set e 1764000000000"}, f.calls)
+	require.Equal(t, []string{"set sale-1 0", "set e 7", "set e 1764000000000"}, f.Calls)
 
 	for _, bad := range []string{"*", "", `"x"`, `W/"7"`, "-1", "0", `"7","8"`, "99999999999999999999"} {
 		requireProblem(t, localCall(t, h, "PUT", "/v1/events/e", all, "If-Match", bad), 400, "If-Match")
 	}
-	require.Len(t, f.calls, 3)
-	f.err = fmt.Errorf("change event e: %w", api.ErrChanged)
+	require.Len(t, f.Calls, 3)
+	f.Err = fmt.Errorf("change event e: %w", api.ErrChanged)
 	requireProblem(t, localCall(t, h, "PUT", "/v1/events/e", all, "If-Match", "6"), 412, "")
 }
 
 func TestBadSettings(t *testing.T) {
-	f := newFakeRooms()
-	h := New(roomOptions(f))
+	f := apitest.NewRooms()
+	h := httpapi.New(roomOptions(f))
 	for body, field := range map[string]string{
 		`{}`:                                              "capacity",
 		`{"capacity":null}`:                               "capacity",
@@ -258,14 +179,14 @@ func TestBadSettings(t *testing.T) {
 	requireProblem(t, localCall(t, h, "PUT", "/v1/events/a%2Fb", `{"capacity":1}`), 422, "event")
 	requireProblem(t, localCall(t, h, "PUT", "/v1/events/"+strings.Repeat("x", 129), `{"capacity":1}`), 422, "event")
 	requireProblem(t, localCall(t, h, "PUT", "/v1/events/e?mode=open", `{"capacity":1}`), 400, "mode")
-	requireProblem(t, localCall(t, h, "PUT", "/v1/events/e", `{"return_url":"`+strings.Repeat("x", smallBody)+`"}`), 413, "")
+	requireProblem(t, localCall(t, h, "PUT", "/v1/events/e", `{"return_url":"`+strings.Repeat("x", httpapi.SmallBody)+`"}`), 413, "")
 	requireProblem(t, localCall(t, h, "PATCH", "/v1/events/e", `{}`), 405, "")
 	rec := call(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		r.RemoteAddr, r.Host = "127.0.0.1:1", "localhost"
 		h.ServeHTTP(w, r)
 	}), "PUT", "/v1/events/e", `{"capacity":1}`, "Content-Type", "text/plain")
 	requireProblem(t, rec, 415, "")
-	require.Empty(t, f.calls)
+	require.Empty(t, f.Calls)
 }
 
 func TestManyUnknownFieldsAreCounted(t *testing.T) {
@@ -273,13 +194,13 @@ func TestManyUnknownFieldsAreCounted(t *testing.T) {
 	for i := range 500 {
 		fmt.Fprintf(&b, `,"x%d":1`, i)
 	}
-	p := requireProblem(t, localCall(t, New(roomOptions(newFakeRooms())), "PUT", "/v1/events/e", `{"capacity":1`+b.String()+`}`), 422, "x0")
+	p := requireProblem(t, localCall(t, httpapi.New(roomOptions(apitest.NewRooms())), "PUT", "/v1/events/e", `{"capacity":1`+b.String()+`}`), 422, "x0")
 	require.Len(t, p.Fields, 100)
 }
 
 func TestEventCalls(t *testing.T) {
-	f := newFakeRooms()
-	h := New(roomOptions(f))
+	f := apitest.NewRooms()
+	h := httpapi.New(roomOptions(f))
 	l := decode[api.RoomEventList](t, localCall(t, h, "GET", "/v1/events", ""))
 	require.Len(t, l.Events, 2)
 	require.Equal(t, "0-2", l.Cursor)
@@ -297,16 +218,16 @@ func TestEventCalls(t *testing.T) {
 		got := decode[api.UserRemoval](t, localCall(t, h, "DELETE", "/v1/events/e/users/"+user, ""))
 		require.Equal(t, api.UserRemoval{Event: "e", User: user, Removed: removed}, got)
 	}
-	require.Subset(t, f.calls, []string{"remove u of e", "remove nobody of e"})
+	require.Subset(t, f.Calls, []string{"remove u of e", "remove nobody of e"})
 	require.Equal(t, []string{
 		`list "" 50`, `list "0-2" 9`, "get e", "get e", "mode e paused", "mode e open", "mode e closed",
 		"recalibrate e true true false", "delete e",
-	}, f.calls[:9])
+	}, f.Calls[:9])
 
-	f.calls, f.Seats = nil, true
+	f.Calls, f.Seats = nil, true
 	require.Equal(t, 200, localCall(t, h, "POST", "/v1/events/e/recalibrate", `{"from_seats":true}`).Code)
-	require.Equal(t, []string{"recalibrate e false false true"}, f.calls)
-	f.calls, f.Seats = nil, false
+	require.Equal(t, []string{"recalibrate e false false true"}, f.Calls)
+	f.Calls, f.Seats = nil, false
 	for body, field := range map[string]string{
 		`{}`:                       "capacity",
 		`{"capacity":-1}`:          "capacity",
@@ -322,20 +243,20 @@ func TestEventCalls(t *testing.T) {
 	requireProblem(t, localCall(t, h, "DELETE", "/v1/events/e/users/a%20b", ""), 422, "user")
 	requireProblem(t, localCall(t, h, "GET", "/v1/events?limit=0", ""), 422, "limit")
 	requireProblem(t, localCall(t, h, "POST", "/v1/events/e/open", ""), 404, "")
-	require.Empty(t, f.calls)
+	require.Empty(t, f.Calls)
 
 	for want, err := range map[int]error{
 		404: api.ErrNotFound, 409: api.ErrConflict, 502: api.ErrUpstream, 503: api.ErrUnavailable,
 		429: &api.BackpressureError{Reason: "memory"}, 500: errors.New("WRONGTYPE"),
 	} {
-		f.err = fmt.Errorf("event e: %w", err)
+		f.Err = fmt.Errorf("event e: %w", err)
 		requireProblem(t, localCall(t, h, "POST", "/v1/events/e/recalibrate", `{"capacity":1}`), want, "")
 	}
 }
 
 func TestEntryTokenCalls(t *testing.T) {
-	f := newFakeRooms()
-	h := New(roomOptions(f))
+	f := apitest.NewRooms()
+	h := httpapi.New(roomOptions(f))
 	s := decode[api.EntryTokenState](t, localCall(t, h, "POST", "/v1/entry-tokens/verify", `{"token":"t"}`))
 	require.Equal(t, "u", s.User)
 	require.JSONEq(t, `{"valid":false}`, localCall(t, h, "POST", "/v1/entry-tokens/verify", `{"token":"gone"}`).Body.String())
@@ -344,7 +265,7 @@ func TestEntryTokenCalls(t *testing.T) {
 	require.JSONEq(t, `{"done":true}`, localCall(t, h, "POST", "/v1/entry-tokens/complete", `{"token":"t","sold":true}`).Body.String())
 	require.JSONEq(t, `{"done":false}`, localCall(t, h, "POST", "/v1/entry-tokens/complete", `{"token":"gone"}`).Body.String())
 	want := []string{"verify t", "verify gone", "renew t", "complete t true", "complete gone false"}
-	require.Equal(t, want, f.calls)
+	require.Equal(t, want, f.Calls)
 
 	for _, verb := range []string{"verify", "renew", "complete"} {
 		for body, field := range map[string]string{
@@ -361,9 +282,9 @@ func TestEntryTokenCalls(t *testing.T) {
 	}
 	requireProblem(t, localCall(t, h, "POST", "/v1/entry-tokens/verify", `{"token":"t","sold":true}`), 422, "sold")
 	requireProblem(t, localCall(t, h, "POST", "/v1/entry-tokens/complete", `{"token":"t","sold":1}`), 422, "sold")
-	require.Equal(t, want, f.calls)
-	f.err = fmt.Errorf("check entry tokens: %w", api.ErrNotConfigured)
+	require.Equal(t, want, f.Calls)
+	f.Err = fmt.Errorf("check entry tokens: %w", api.ErrNotConfigured)
 	requireProblem(t, localCall(t, h, "POST", "/v1/entry-tokens/verify", `{"token":"t"}`), 501, "")
-	f.err = fmt.Errorf("renew: %w", api.ErrConflict)
+	f.Err = fmt.Errorf("renew: %w", api.ErrConflict)
 	requireProblem(t, localCall(t, h, "POST", "/v1/entry-tokens/renew", `{"token":"t"}`), 409, "")
 }

@@ -15,8 +15,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/access/auth"
 	"github.com/bulkaction/bulkaction/internal/access/clientaddr"
 	"github.com/bulkaction/bulkaction/internal/messages"
-	"github.com/bulkaction/bulkaction/internal/web/livefeed"
-	"github.com/bulkaction/bulkaction/internal/web/sse"
+	"github.com/bulkaction/bulkaction/internal/web"
 )
 
 // Limits for the time for which a request may use its connection, and for its memory.
@@ -132,16 +131,16 @@ type Options struct {
 	KeyStore KeyStore
 	KeyRPS   int // most requests that a key may make in a second; 0: any number
 	Proxies  clientaddr.Proxies
-	// Activity is the activity log, which records changes (see Recorded, RecordedRooms) before they
-	// are carried out. nil: nothing is recorded, and the API has no call that reads the log.
+	// Activity is the activity log, which records changes before they are carried out, except
+	// submissions and appends. nil: nothing is recorded, and the API has no call that reads the log.
 	Activity Activity
 	Log      *slog.Logger // nil: nothing is logged
 	Decoder  messages.Decoder
 	Version  string      // shown by GET /
 	TLS      *tls.Config // a server made by NewServer speaks https; nil: http
-	// UI is the handler of the paths below /ui/. Requests pass the same checks as those of the API,
-	// except for the one of API keys. nil: these paths do not exist.
-	UI     http.Handler
+	// UI makes the handler of the paths below /ui/. Requests pass the same checks as those of the
+	// API, except for the one of API keys. nil: these paths do not exist.
+	UI     func(Shared) http.Handler
 	OnlyUI bool // the server has no API, only UI
 }
 
@@ -159,11 +158,10 @@ type Server struct {
 // address on which it will listen: on a loopback address it serves only requests with a loopback
 // Host header, so that no web page can reach it by DNS rebinding.
 func NewServer(addr string, opt Options) *Server {
-	s := newServer(opt)
+	closed, closing := context.WithCancel(context.Background())
+	aborted, abort := context.WithCancel(context.Background())
+	s := newServerUntil(closed, aborted, opt)
 	s.loopbackOnly = isLoopback(addr)
-	var closing, abort context.CancelFunc
-	s.closing, closing = context.WithCancel(context.Background())
-	s.aborted, abort = context.WithCancel(context.Background())
 	srv := &http.Server{
 		Addr:              addr,
 		Handler:           s,
@@ -172,7 +170,7 @@ func NewServer(addr string, opt Options) *Server {
 		MaxHeaderBytes:    maxHeader,
 		TLSConfig:         opt.TLS,
 		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxHTTP2Streams},
-		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+		ErrorLog:          slog.NewLogLogger(s.Log.Handler(), slog.LevelDebug),
 	}
 	srv.RegisterOnShutdown(closing)
 	return &Server{srv, abort}
@@ -204,18 +202,43 @@ func (s *Server) Stop(grace time.Duration) {
 	}
 }
 
-// server does what all requests have in common.
+// server serves the API.
 type server struct {
-	log          *slog.Logger
+	Shared
 	mux          *http.ServeMux
 	csrf         http.CrossOriginProtection
 	loopbackOnly bool
-	keys         Keys // nil: callers need no key
-	proxies      clientaddr.Proxies
-	callers      *callers
+	bodyMemory   *bodyMemory
+	streams      *web.Streams
+	groups       *web.Feed[*groupEvents]
+	aborted      context.Context //nolint:containedctx // ends when the grace period is over; it is not a call's
+}
 
-	closing context.Context //nolint:containedctx // ends when the server shuts down; it is not a call's
-	aborted context.Context //nolint:containedctx // ends when the grace period is over; it is not a call's
+func newServer(opt Options) *server {
+	return newServerUntil(context.Background(), context.Background(), opt)
+}
+
+func newServerUntil(closing, aborted context.Context, opt Options) *server {
+	s := &server{
+		Shared:     Share(opt),
+		mux:        http.NewServeMux(),
+		bodyMemory: newBodyMemory(),
+		streams:    web.NewStreams(maxStreams),
+		groups:     web.NewFeed[*groupEvents](200*time.Millisecond, time.Second),
+		aborted:    aborted,
+	}
+	s.Closing, s.callers = closing, newCallers(opt.KeyRPS)
+	routes := web.Routes{}
+	for _, rt := range s.routes() {
+		if !opt.OnlyUI || rt.path == indexPath {
+			routes.Add(rt.method, rt.path, rt.stream, s.authorized(rt, onlyQuery(rt.query, rt.serve)))
+		}
+	}
+	routes.Register(s.mux, s.fail)
+	if opt.UI != nil {
+		s.mux.Handle(uiRoot, withAnswer(opt.UI(s.Shared)))
+	}
+	return s
 }
 
 // write calls do, which writes to the backend. do continues when the client disconnects, so that no
@@ -232,75 +255,7 @@ func (s *server) write(ctx context.Context, do func(context.Context) error) erro
 	return err
 }
 
-// calls is the server with the handlers of the API's calls.
-type calls struct {
-	*server
-	backend    Backend
-	rooms      Rooms
-	activity   Activity
-	keyStore   KeyStore
-	decoder    messages.Decoder
-	version    string
-	bodyMemory *bodyMemory
-	streams    sse.Streams
-	groups     *livefeed.Feed[*groupEvents]
-	ui         bool // there are paths below uiRoot
-}
-
-func newServer(opt Options) *calls {
-	s := &calls{
-		server: &server{
-			log: opt.Log, mux: http.NewServeMux(), keys: opt.Keys, proxies: opt.Proxies,
-			callers: newCallers(opt.KeyRPS),
-			closing: context.Background(), aborted: context.Background(),
-		},
-		backend:    opt.Backend,
-		rooms:      opt.Rooms,
-		activity:   opt.Activity,
-		keyStore:   opt.KeyStore,
-		decoder:    opt.Decoder,
-		version:    opt.Version,
-		bodyMemory: newBodyMemory(),
-		streams:    sse.Streams{Max: maxStreams},
-		groups:     livefeed.New[*groupEvents](),
-	}
-	if opt.Activity != nil {
-		s.backend = recorded{opt.Backend, opt.Activity}
-		if opt.Rooms != nil {
-			s.rooms = recordedRooms{opt.Rooms, opt.Activity}
-		}
-		if opt.KeyStore != nil {
-			s.keyStore = recordedKeys{opt.KeyStore, opt.Activity}
-		}
-	}
-	if s.log == nil {
-		s.log = slog.New(slog.DiscardHandler)
-	}
-	paths := map[string]handlersByMethod{"/": {}}
-	if opt.UI != nil {
-		s.ui = true
-		s.mux.Handle(uiRoot, opt.UI)
-	}
-	for _, rt := range s.routes() {
-		if opt.OnlyUI && rt.path != indexPath {
-			continue
-		}
-		if paths[rt.path] == nil {
-			paths[rt.path] = handlersByMethod{}
-		}
-		serve := s.authorized(rt, onlyQuery(rt.query, rt.serve))
-		paths[rt.path][rt.method] = serve
-		if rt.method == http.MethodGet && !rt.stream {
-			paths[rt.path][http.MethodHead] = serve
-		}
-	}
-	for path, m := range paths {
-		s.mux.Handle(path, s.byMethod(m))
-	}
-	return s
-}
-
-func (s *calls) routes() []route {
+func (s *server) routes() []route {
 	const get, post, put = http.MethodGet, http.MethodPost, http.MethodPut
 	const group, tenant = "/v1/groups/{id}", "/v1/tenants/{id}"
 	page := []string{"cursor", "limit"}
@@ -313,49 +268,49 @@ func (s *calls) routes() []route {
 		{method: get, path: group, scope: auth.Read, object: groupInPath, serve: showByID(s.getGroup)},
 		{method: post, path: group + "/jobs", scope: auth.Submit, object: groupInPath, serve: s.appendJobs,
 			query: tableQuery, stream: true},
-		{method: get, path: group + "/jobs", scope: auth.Read, object: groupInPath, serve: show(listJobs(s.backend)),
+		{method: get, path: group + "/jobs", scope: auth.Read, object: groupInPath, serve: show(listJobs(s.Backend)),
 			query: append([]string{"state", "key"}, page...)},
 		{method: get, path: group + "/jobs/{ordinal}", scope: auth.Read, object: groupInPath, serve: show(s.getJob)},
-		{method: get, path: group + "/why", scope: auth.Read, object: groupInPath, serve: showByID(s.backend.Why)},
+		{method: get, path: group + "/why", scope: auth.Read, object: groupInPath, serve: showByID(s.Backend.Why)},
 		{method: get, path: group + "/results", scope: auth.Read, object: groupInPath, serve: s.streamResults,
 			stream: true},
 		{method: get, path: group + "/failures", scope: auth.Read, object: groupInPath, serve: s.streamFailures,
 			stream: true, query: append([]string{"payload", "code"}, page...)},
 		{method: get, path: group + "/failures/summary", scope: auth.Read, object: groupInPath,
-			serve: showByID(s.backend.FailureSummary)},
-		{method: get, path: group + "/map", scope: auth.Read, object: groupInPath, serve: show(getMap(s.backend)),
+			serve: showByID(s.Backend.FailureSummary)},
+		{method: get, path: group + "/map", scope: auth.Read, object: groupInPath, serve: show(getMap(s.Backend)),
 			query: []string{"buckets"}},
 		{method: get, path: group + "/events", scope: auth.Read, object: groupInPath, serve: s.watchGroup,
 			stream: true},
 		{method: get, path: "/v1/tenants", scope: auth.Read, object: ownInList, serve: show(s.listTenants),
 			query: append([]string{"groups", "sort"}, page...)},
-		{method: get, path: tenant, scope: auth.Read, object: tenantInPath, serve: showByID(s.backend.Tenant)},
+		{method: get, path: tenant, scope: auth.Read, object: tenantInPath, serve: showByID(s.Backend.Tenant)},
 		{method: put, path: tenant, scope: auth.Tenants, object: tenantInPath,
-			serve: show(changeTenant(s, setTenant(s.backend), jsonType))},
+			serve: show(changeTenant(s, setTenant(s.Backend), jsonType))},
 		{method: http.MethodPatch, path: tenant, scope: auth.Tenants, object: tenantInPath,
-			serve: show(changeTenant(s, s.backend.PatchTenant, mergePatchType, jsonType))},
+			serve: show(changeTenant(s, s.Backend.PatchTenant, mergePatchType, jsonType))},
 		{method: get, path: "/v1/dead-letters", scope: auth.Read, object: ownInList,
 			serve: show(s.listDeadLetters),
 			query: append([]string{"tenant", "group", "type", "code", "since"}, page...)},
 		{method: get, path: "/v1/rejected", scope: auth.ReadSystem, object: noTenant,
-			serve: show(listRejected(s.backend)), query: append([]string{"data"}, page...)},
+			serve: show(listRejected(s.Backend)), query: append([]string{"data"}, page...)},
 		{method: put, path: "/v1/workers/{id}", scope: auth.System, object: noTenant,
-			serve: commandOn(s, "id", readWorkers, resizeWorker(s.backend))},
-		{method: get, path: "/v1/guards", scope: auth.ReadSystem, object: noTenant, serve: show(listGuards(s.backend)),
+			serve: commandOn(s, "id", readWorkers, resizeWorker(s.Backend))},
+		{method: get, path: "/v1/guards", scope: auth.ReadSystem, object: noTenant, serve: show(listGuards(s.Backend)),
 			query: append([]string{"kind"}, page...)},
 		{method: get, path: "/v1/guards/{name}", scope: auth.ReadSystem, object: noTenant,
-			serve: show(getGuard(s.backend))},
+			serve: show(getGuard(s.Backend))},
 		{method: get, path: "/v1/stats", scope: auth.ReadMetrics, object: noTenant, serve: show(s.getStats)},
 		{method: get, path: "/v1/history", scope: auth.ReadMetrics, object: noTenant,
-			serve: show(getHistory(s.backend)), query: []string{"minutes"}},
-		{method: get, path: "/v1/audit", scope: auth.ReadSystem, object: noTenant, serve: show(getAudit(s.backend))},
+			serve: show(getHistory(s.Backend)), query: []string{"minutes"}},
+		{method: get, path: "/v1/audit", scope: auth.ReadSystem, object: noTenant, serve: show(getAudit(s.Backend))},
 	}
-	for name, serve := range map[string]handler{
+	for name, serve := range map[string]web.Handler{
 		"seal":   commandOn(s, "id", readTotal, s.sealGroup),
-		"cancel": s.groupCommand(s.backend.Cancel),
-		"retry":  commandOn(s, "id", readRetryChoice, retryGroup(s.backend)),
-		"pause":  s.groupCommand(s.backend.Pause),
-		"resume": s.groupCommand(s.backend.Resume),
+		"cancel": s.groupCommand(s.Backend.Cancel),
+		"retry":  commandOn(s, "id", readRetryChoice, retryGroup(s.Backend)),
+		"pause":  s.groupCommand(s.Backend.Pause),
+		"resume": s.groupCommand(s.Backend.Resume),
 	} {
 		all = append(all, route{
 			method: post, path: group + "/" + name, scope: auth.Control, object: groupInPath, serve: serve,
@@ -373,11 +328,11 @@ func (s *calls) routes() []route {
 		object        object
 		pause, resume func(context.Context, string) error
 	}{
-		{"/v1/tenants/", "id", auth.Tenants, tenantInPath, s.backend.PauseTenant, s.backend.ResumeTenant},
-		{"/v1/types/", "type", auth.System, noTenant, s.backend.PauseType, s.backend.ResumeType},
+		{"/v1/tenants/", "id", auth.Tenants, tenantInPath, s.Backend.PauseTenant, s.Backend.ResumeTenant},
+		{"/v1/types/", "type", auth.System, noTenant, s.Backend.PauseType, s.Backend.ResumeType},
 	} {
 		path := kind.root + "{" + kind.param + "}"
-		for name, serve := range map[string]handler{
+		for name, serve := range map[string]web.Handler{
 			"/pause":  s.pauseTenantOrType(kind.root, kind.param, true, kind.pause),
 			"/resume": s.pauseTenantOrType(kind.root, kind.param, false, kind.resume),
 		} {
@@ -387,14 +342,14 @@ func (s *calls) routes() []route {
 		}
 	}
 	all = append(all, keyCalls{s}.routes()...)
-	if s.activity != nil {
+	if s.Activity != nil {
 		all = append(all, route{
 			method: get, path: "/v1/activity", scope: auth.System, object: noTenant,
-			serve: show(listActivity(s.activity)), query: append([]string{"actor", "tenant", "since"}, page...),
+			serve: show(listActivity(s.Activity)), query: append([]string{"actor", "tenant", "since"}, page...),
 		})
 	}
-	if s.rooms != nil {
-		all = append(all, roomCalls{s, s.rooms}.routes()...)
+	if s.Rooms != nil {
+		all = append(all, roomCalls{s}.routes()...)
 	}
 	return all
 }

@@ -1,4 +1,4 @@
-package httpapi
+package httpapi_test
 
 import (
 	"bytes"
@@ -8,31 +8,30 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
-	"github.com/getkin/kin-openapi/openapi3filter"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/testkit/apitest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
+	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
 
-func TestMain(m *testing.M) {
-	openapi3filter.RegisterBodyDecoder("application/x-ndjson", openapi3filter.PlainBodyDecoder)
-	openapi3filter.RegisterBodyDecoder("text/event-stream", openapi3filter.PlainBodyDecoder)
-	goleak.VerifyTestMain(m, redistest.IgnoreServers())
-}
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
 
-func options(b Backend) Options {
-	return Options{Backend: b, Decoder: messages.Decoder{Now: time.Now}, Version: "1.2.3"}
+func options(b httpapi.Backend) httpapi.Options {
+	return httpapi.Options{Backend: b, Decoder: messages.Decoder{Now: time.Now}, Version: "1.2.3"}
 }
 
 // call sends a request to the handler and checks the answer against the OpenAPI document.
@@ -105,9 +104,9 @@ func TestEveryErrorHasItsStatus(t *testing.T) {
 		"unexpected":         {errors.New("WRONGTYPE secret-payload"), 500, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFakeBackend()
-			f.err = c.err
-			rec := call(t, New(options(f)), "POST", "/v1/groups/g/cancel", "")
+			f := apitest.NewBackend()
+			f.Err = c.err
+			rec := call(t, httpapi.New(options(f)), "POST", "/v1/groups/g/cancel", "")
 			p := requireProblem(t, rec, c.status, "")
 			require.Equal(t, c.retryAfter, rec.Header().Get("Retry-After"))
 			if c.status >= 500 {
@@ -161,39 +160,39 @@ func TestRefusedRequests(t *testing.T) {
 		"malformed query":      {"GET", "/v1/groups?tenant=%zz", "", nil, 400, ""},
 		"no content type":      {"POST", "/v1/groups", `{}`, nil, 415, ""},
 		"form":                 {"POST", "/v1/groups", `{}`, []string{"Content-Type", "text/plain"}, 415, ""},
-		"latin-1":              {"POST", "/v1/groups", `{}`, []string{"Content-Type", jsonType + "; charset=latin1"}, 415, ""},
-		"compressed":           {"POST", "/v1/groups", `{}`, []string{"Content-Type", jsonType, "Content-Encoding", "gzip"}, 415, ""},
-		"append as JSON":       {"POST", "/v1/groups/g/jobs", `{}`, []string{"Content-Type", jsonType}, 415, ""},
+		"latin-1":              {"POST", "/v1/groups", `{}`, []string{"Content-Type", httpapi.JSONType + "; charset=latin1"}, 415, ""},
+		"compressed":           {"POST", "/v1/groups", `{}`, []string{"Content-Type", httpapi.JSONType, "Content-Encoding", "gzip"}, 415, ""},
+		"append as JSON":       {"POST", "/v1/groups/g/jobs", `{}`, []string{"Content-Type", httpapi.JSONType}, 415, ""},
 		"seal as text":         {"POST", "/v1/groups/g/seal", `{"total":1}`, []string{"Content-Type", "text/plain"}, 415, ""},
-		"malformed":            {"POST", "/v1/groups", `{"type":`, []string{"Content-Type", jsonType}, 400, ""},
-		"no type":              {"POST", "/v1/groups", `{}`, []string{"Content-Type", jsonType}, 422, "type"},
-		"bad key":              {"POST", "/v1/groups", `{"type":"T"}`, []string{"Content-Type", jsonType, "Idempotency-Key", "a b"}, 422, "Idempotency-Key"},
-		"two keys":             {"POST", "/v1/groups", `{"type":"T"}`, []string{"Content-Type", jsonType, "Idempotency-Key", "a", "Idempotency-Key", "b"}, 422, "Idempotency-Key"},
-		"empty key":            {"POST", "/v1/groups", `{"type":"T"}`, []string{"Content-Type", jsonType, "Idempotency-Key", ""}, 422, "Idempotency-Key"},
+		"malformed":            {"POST", "/v1/groups", `{"type":`, []string{"Content-Type", httpapi.JSONType}, 400, ""},
+		"no type":              {"POST", "/v1/groups", `{}`, []string{"Content-Type", httpapi.JSONType}, 422, "type"},
+		"bad key":              {"POST", "/v1/groups", `{"type":"T"}`, []string{"Content-Type", httpapi.JSONType, "Idempotency-Key", "a b"}, 422, "Idempotency-Key"},
+		"two keys":             {"POST", "/v1/groups", `{"type":"T"}`, []string{"Content-Type", httpapi.JSONType, "Idempotency-Key", "a", "Idempotency-Key", "b"}, 422, "Idempotency-Key"},
+		"empty key":            {"POST", "/v1/groups", `{"type":"T"}`, []string{"Content-Type", httpapi.JSONType, "Idempotency-Key", ""}, 422, "Idempotency-Key"},
 		"bad key, append":      {"POST", "/v1/groups/g/jobs", `{}`, []string{"Content-Type", "text/csv", "Idempotency-Key", "{ }"}, 422, "Idempotency-Key"},
-		"negative total":       {"POST", "/v1/groups/g/seal", `{"total":-1}`, []string{"Content-Type", jsonType}, 422, "total"},
-		"unknown seal field":   {"POST", "/v1/groups/g/seal", `{"totl":1}`, []string{"Content-Type", jsonType}, 422, "totl"},
-		"two values":           {"POST", "/v1/groups/g/seal", `{} {}`, []string{"Content-Type", jsonType}, 400, "body"},
-		"bracket behind":       {"POST", "/v1/groups/g/seal", `{}]`, []string{"Content-Type", jsonType}, 400, "body"},
-		"brace behind":         {"POST", "/v1/groups/g/cancel", `{}}`, []string{"Content-Type", jsonType}, 400, "body"},
-		"cancel with fields":   {"POST", "/v1/groups/g/cancel", `{"force":true}`, []string{"Content-Type", jsonType}, 422, "force"},
+		"negative total":       {"POST", "/v1/groups/g/seal", `{"total":-1}`, []string{"Content-Type", httpapi.JSONType}, 422, "total"},
+		"unknown seal field":   {"POST", "/v1/groups/g/seal", `{"totl":1}`, []string{"Content-Type", httpapi.JSONType}, 422, "totl"},
+		"two values":           {"POST", "/v1/groups/g/seal", `{} {}`, []string{"Content-Type", httpapi.JSONType}, 400, "body"},
+		"bracket behind":       {"POST", "/v1/groups/g/seal", `{}]`, []string{"Content-Type", httpapi.JSONType}, 400, "body"},
+		"brace behind":         {"POST", "/v1/groups/g/cancel", `{}}`, []string{"Content-Type", httpapi.JSONType}, 400, "body"},
+		"cancel with fields":   {"POST", "/v1/groups/g/cancel", `{"force":true}`, []string{"Content-Type", httpapi.JSONType}, 422, "force"},
 		"other origin":         {"POST", "/v1/groups/g/cancel", "", []string{"Origin", "https://evil.example"}, 403, ""},
 		"other site":           {"POST", "/v1/groups/g/cancel", "", []string{"Sec-Fetch-Site", "cross-site"}, 403, ""},
-		"same id":              {"POST", "/v1/groups", `{"id":"g","type":"T"}`, []string{"Content-Type", jsonType}, 409, ""},
+		"same id":              {"POST", "/v1/groups", `{"id":"g","type":"T"}`, []string{"Content-Type", httpapi.JSONType}, 409, ""},
 		"large payload": {"POST", "/v1/groups", `{"type":"T","jobs":[{"payload":"` + strings.Repeat("x", messages.MaxPayloadBytes) + `"}]}`,
-			[]string{"Content-Type", jsonType}, 413, "jobs[0].payload"},
-		"large body": {"POST", "/v1/groups", strings.Repeat(" ", messages.MaxMessageBytes+1), []string{"Content-Type", jsonType}, 413, ""},
-		"large seal": {"POST", "/v1/groups/g/seal", strings.Repeat(" ", smallBody+1), []string{"Content-Type", jsonType}, 413, ""},
+			[]string{"Content-Type", httpapi.JSONType}, 413, "jobs[0].payload"},
+		"large body": {"POST", "/v1/groups", strings.Repeat(" ", messages.MaxMessageBytes+1), []string{"Content-Type", httpapi.JSONType}, 413, ""},
+		"large seal": {"POST", "/v1/groups/g/seal", strings.Repeat(" ", httpapi.SmallBody+1), []string{"Content-Type", httpapi.JSONType}, 413, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			rec := call(t, New(options(newFakeBackend().withGroup("g"))), c.method, c.target, c.body, c.header...)
+			rec := call(t, httpapi.New(options(apitest.NewBackend().WithGroup("g"))), c.method, c.target, c.body, c.header...)
 			requireProblem(t, rec, c.status, c.field)
 		})
 	}
 }
 
 func TestMethodNotAllowedNamesTheMethods(t *testing.T) {
-	h := New(options(newFakeBackend().withGroup("g")))
+	h := httpapi.New(options(apitest.NewBackend().WithGroup("g")))
 	for target, allow := range map[string]string{
 		"/v1/groups": "GET, HEAD, POST", "/v1/groups/g": "GET, HEAD", "/v1/groups/g/seal": "POST", "/v1/groups/g/events": "GET", "/": "GET, HEAD",
 	} {
@@ -206,7 +205,7 @@ func TestMethodNotAllowedNamesTheMethods(t *testing.T) {
 }
 
 func TestSameOriginPageMayWrite(t *testing.T) {
-	h := New(options(newFakeBackend().withGroup("g")))
+	h := httpapi.New(options(apitest.NewBackend().WithGroup("g")))
 	require.Equal(t, 202, call(t, h, "POST", "/v1/groups/g/cancel", "", "Origin", "http://example.com").Code)
 	require.Equal(t, 200, call(t, h, "GET", "/v1/groups/g", "", "Origin", "https://evil.example").Code)
 }
@@ -216,7 +215,7 @@ func TestLoopbackServerServesLoopbackHostsOnly(t *testing.T) {
 		req := httptest.NewRequest("GET", "/", nil)
 		req.Host = host
 		rec := httptest.NewRecorder()
-		NewServer(addr, options(newFakeBackend())).Handler.ServeHTTP(rec, req)
+		httpapi.NewServer(addr, options(apitest.NewBackend())).Handler.ServeHTTP(rec, req)
 		return rec.Code
 	}
 	for _, addr := range []string{"127.0.0.1:8080", "localhost:0", "[::1]:8080"} {
@@ -233,7 +232,7 @@ func TestLoopbackServerServesLoopbackHostsOnly(t *testing.T) {
 }
 
 func TestServerHasLimits(t *testing.T) {
-	srv := NewServer("127.0.0.1:0", options(newFakeBackend()))
+	srv := httpapi.NewServer("127.0.0.1:0", options(apitest.NewBackend()))
 	require.Equal(t, "127.0.0.1:0", srv.Addr)
 	require.Positive(t, srv.ReadHeaderTimeout)
 	require.Positive(t, srv.IdleTimeout)
@@ -244,7 +243,7 @@ func TestServerHasLimits(t *testing.T) {
 }
 
 func TestHeadersOfEveryAnswer(t *testing.T) {
-	h := New(options(newFakeBackend()))
+	h := httpapi.New(options(apitest.NewBackend()))
 	rec := call(t, h, "GET", "/", "", "X-Request-Id", "abc-1")
 	require.Equal(t, "abc-1", rec.Header().Get("X-Request-Id"))
 	require.Equal(t, "nosniff", rec.Header().Get("X-Content-Type-Options"))
@@ -254,7 +253,7 @@ func TestHeadersOfEveryAnswer(t *testing.T) {
 }
 
 func TestIndexLinksWork(t *testing.T) {
-	h := New(options(newFakeBackend()))
+	h := httpapi.New(options(apitest.NewBackend()))
 	index := decode[struct {
 		Name, Version string
 		Links         map[string]string
@@ -267,14 +266,14 @@ func TestIndexLinksWork(t *testing.T) {
 }
 
 // panickingBackend is a backend that panics in Groups, and in Results after the first line.
-type panickingBackend struct{ *fakeBackend }
+type panickingBackend struct{ *apitest.Backend }
 
-func (p panickingBackend) Groups(context.Context, ListQuery) (api.GroupList, error) {
+func (p panickingBackend) Groups(context.Context, httpapi.ListQuery) (api.GroupList, error) {
 	panic("secret-payload")
 }
 
 func (p panickingBackend) Results(_ context.Context, _ string, yield func([]byte) error) error {
-	line := bytes.Repeat([]byte("x"), streamBuffer)
+	line := bytes.Repeat([]byte("x"), httpapi.StreamBuffer)
 	if err := yield(line); err != nil {
 		return err
 	}
@@ -284,12 +283,12 @@ func (p panickingBackend) Results(_ context.Context, _ string, yield func([]byte
 
 func TestPanicIsRecoveredAndLoggedWithoutPayload(t *testing.T) {
 	var log lockedBuffer
-	opt := options(panickingBackend{newFakeBackend()})
+	opt := options(panickingBackend{apitest.NewBackend()})
 	opt.Log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
-	srv := httptest.NewServer(New(opt))
+	srv := httptest.NewServer(httpapi.New(opt))
 	defer srv.Close()
 
-	requireProblem(t, call(t, New(opt), "GET", "/v1/groups", ""), 500, "")
+	requireProblem(t, call(t, httpapi.New(opt), "GET", "/v1/groups", ""), 500, "")
 	require.Contains(t, log.String(), "handler panicked")
 	require.NotContains(t, log.String(), "secret-payload")
 
@@ -304,9 +303,9 @@ func TestPanicIsRecoveredAndLoggedWithoutPayload(t *testing.T) {
 func TestAccessLogIsAtDebugLevel(t *testing.T) {
 	for level, want := range map[slog.Level]string{slog.LevelDebug: "request served", slog.LevelInfo: ""} {
 		var log lockedBuffer
-		opt := options(newFakeBackend())
+		opt := options(apitest.NewBackend())
 		opt.Log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: level}))
-		call(t, New(opt), "POST", "/v1/groups", `{"type":"T","jobs":[{"payload":"secret-payload"}]}`, "Content-Type", jsonType, "X-Request-Id", "r-1")
+		call(t, httpapi.New(opt), "POST", "/v1/groups", `{"type":"T","jobs":[{"payload":"secret-payload"}]}`, "Content-Type", httpapi.JSONType, "X-Request-Id", "r-1")
 		require.NotContains(t, log.String(), "secret-payload")
 		if want == "" {
 			require.Empty(t, log.String())
@@ -342,6 +341,255 @@ func TestExampleOfProblems(t *testing.T) {
 	require.NoError(t, err)
 	_, example, _ := strings.Cut(string(text), "```json\n")
 	example, _, _ = strings.Cut(example, "```")
-	rec := call(t, New(options(newFakeBackend().withGroup("g"))), "POST", "/v1/groups/g/seal", `{"total":-1}`, "Content-Type", jsonType)
+	rec := call(t, httpapi.New(options(apitest.NewBackend().WithGroup("g"))), "POST", "/v1/groups/g/seal", `{"total":-1}`, "Content-Type", httpapi.JSONType)
 	require.JSONEq(t, example, rec.Body.String())
+}
+
+// TestSlowBodyMayTakeLongWhileItMoves: a body of four batches with pauses of idleTimeout less 1 s
+// gets 200. With pauses of idleTimeout and 1 s, it gets 408.
+func TestSlowBodyMayTakeLongWhileItMoves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := apitest.NewBackend().WithGroup("g")
+		client := serve(t, httpapi.New(options(f)))
+		post := func(pause time.Duration) (int, string) {
+			in, out := io.Pipe()
+			var writer sync.WaitGroup
+			defer writer.Wait()
+			defer in.Close()
+			writer.Go(func() {
+				for range 4 {
+					if _, err := io.WriteString(out, numbered(httpapi.MaxBatchLines)); err != nil {
+						return
+					}
+					<-time.After(pause)
+				}
+				out.Close()
+			})
+			resp, err := client.Post("http://localhost/v1/groups/g/jobs", ndjson, in)
+			require.NoError(t, err)
+			defer resp.Body.Close()
+			body, err := io.ReadAll(resp.Body)
+			require.NoError(t, err)
+			return resp.StatusCode, string(body)
+		}
+		code, body := post(httpapi.IdleTimeout - time.Second)
+		require.Equal(t, 200, code, body)
+		require.Contains(t, body, `"accepted":2000`)
+
+		code, body = post(httpapi.IdleTimeout + time.Second)
+		require.Equal(t, 408, code, body)
+		require.Contains(t, body, `"accepted":0`)
+	})
+}
+
+// TestProblemDoesNotWaitForTheBody: an error that does not depend on the body (404, 405, 415, 422)
+// is answered at once while the client sends no body. To cancel a group gets 408, later.
+func TestProblemDoesNotWaitForTheBody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		srv := httpapi.NewServer("127.0.0.1:0", options(apitest.NewBackend()))
+		client := serveOn(t, srv.Server)
+		for target, status := range map[string]int{
+			"/v1/nothing": 404, "/v1/stats": 405, "/v1/groups": 415, "/v1/groups/%00/jobs": 422, "/v1/groups/g/cancel": 408,
+		} {
+			in, _ := io.Pipe()
+			start := time.Now()
+			resp, err := client.Post("http://localhost"+target, "", in)
+			require.NoError(t, err)
+			require.Equal(t, status, resp.StatusCode, target)
+			if status != 408 {
+				require.Equal(t, start, time.Now(), target)
+			}
+			require.NoError(t, resp.Body.Close())
+			require.NoError(t, in.Close())
+		}
+	})
+}
+
+// TestSlowStoreIsNotCutOffByTheBodysDeadline: the read deadline of a body must not end a request
+// whose body is complete but whose store is slow. A store slower than storeTimeout leads to 503.
+func TestSlowStoreIsNotCutOffByTheBodysDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := apitest.NewBackend().WithGroup("g")
+		client := serve(t, httpapi.New(options(slowStore{f, httpapi.StoreTimeout - time.Second})))
+		resp, err := client.Post("http://localhost/v1/groups/g/jobs", ndjson, strings.NewReader(numbered(3*httpapi.MaxBatchLines)))
+		require.NoError(t, err)
+		defer resp.Body.Close()
+		require.Equal(t, 200, resp.StatusCode)
+
+		client = serve(t, httpapi.New(options(slowStore{f, httpapi.StoreTimeout + time.Second})))
+		resp, err = client.Post("http://localhost/v1/groups/g/cancel", httpapi.JSONType, strings.NewReader("{}"))
+		require.NoError(t, err)
+		defer resp.Body.Close()
+		require.Equal(t, 503, resp.StatusCode)
+	})
+}
+
+type slowStore struct {
+	*apitest.Backend
+	delay time.Duration
+}
+
+func (s slowStore) Append(ctx context.Context, id string, jobs []messages.Job, opt httpapi.AppendOptions) error {
+	<-time.After(s.delay)
+	return s.Backend.Append(ctx, id, jobs, opt)
+}
+
+func (s slowStore) Cancel(ctx context.Context, _ string) (api.Accepted, error) {
+	select {
+	case <-ctx.Done():
+		return api.Accepted{}, fmt.Errorf("cancel group: %w", ctx.Err())
+	case <-time.After(s.delay):
+		return api.Accepted{}, nil
+	}
+}
+
+// TestStoreFinishesWhenTheClientLeaves: the store finishes a retry although its client leaves after
+// one second.
+func TestStoreFinishesWhenTheClientLeaves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		stored := make(chan error, 1)
+		client := serve(t, httpapi.New(options(slowRetryBackend{apitest.NewBackend(), stored})))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		req, err := http.NewRequestWithContext(ctx, "POST", "http://localhost/v1/groups/g/retry", nil)
+		require.NoError(t, err)
+		resp, err := client.Do(req)
+		if err == nil {
+			resp.Body.Close()
+		}
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.NoError(t, <-stored)
+	})
+}
+
+type slowRetryBackend struct {
+	*apitest.Backend
+	stored chan error
+}
+
+func (b slowRetryBackend) Retry(ctx context.Context, _ string, _ api.RetryChoice) (api.Accepted, error) {
+	<-time.After(2 * time.Second)
+	b.stored <- ctx.Err()
+	return api.Accepted{}, nil
+}
+
+// TestClientThatDoesNotReadIsDisconnected: if a client does not read the results that it has asked
+// for, writing them fails after idleTimeout.
+func TestClientThatDoesNotReadIsDisconnected(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := apitest.NewBackend().WithGroup("g")
+		ended := make(chan error, 1)
+		f.OnResults = func(yield func([]byte) error) error {
+			for {
+				if err := yield([]byte(`{"ordinal":1,"duration_ms":1,"attempts":1,"data":null}`)); err != nil {
+					ended <- err
+					return err
+				}
+			}
+		}
+		client := serve(t, httpapi.New(options(f)))
+		resp, err := client.Get("http://localhost/v1/groups/g/results")
+		require.NoError(t, err)
+		defer resp.Body.Close()
+		start := time.Now()
+		require.Error(t, <-ended)
+		require.Equal(t, httpapi.IdleTimeout, time.Since(start))
+	})
+}
+
+// TestStopEndsStreams: a stopping server ends an event stream, and answers a streamed append with
+// 503, in less than a second, although their clients go on.
+func TestStopEndsStreams(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := showingGroup(groupInStates(1, created)).WithGroup("g")
+		srv := httpapi.NewServer("127.0.0.1:0", options(f))
+		client := serveOn(t, srv.Server)
+		events, err := client.Get("http://localhost/v1/groups/g/events")
+		require.NoError(t, err)
+		defer events.Body.Close()
+		require.Len(t, readEvents(t, events.Body, 1), 1)
+
+		in, out := io.Pipe()
+		defer in.Close()
+		answered := make(chan string, 1)
+		go func() {
+			resp, err := client.Post("http://localhost/v1/groups/g/jobs", ndjson, in)
+			if err != nil {
+				answered <- err.Error()
+				return
+			}
+			body, _ := io.ReadAll(resp.Body)
+			resp.Body.Close()
+			answered <- resp.Status + string(body)
+		}()
+		_, err = io.WriteString(out, numbered(httpapi.MaxBatchLines+1))
+		require.NoError(t, err)
+
+		synctest.Wait() // net/http drops a request that no handler has begun
+
+		start := time.Now()
+		srv.Stop(time.Hour)
+		require.Less(t, time.Since(start), time.Second)
+		_, err = io.ReadAll(events.Body)
+		require.Error(t, err, "a watch that the server ends must not look like the group's end")
+		answer := <-answered
+		require.Contains(t, answer, "503")
+		require.Contains(t, answer, `"accepted":500`)
+		require.NoError(t, out.Close())
+	})
+}
+
+// TestStopWaitsForRequests: for a request that takes 10 s, a stopping server waits with a grace
+// period of 20 s, and answers it with 503 at the end of one of 7 s.
+func TestStopWaitsForRequests(t *testing.T) {
+	for name, c := range map[string]struct {
+		grace  time.Duration
+		status int
+	}{"within": {20 * time.Second, 202}, "beyond": {7 * time.Second, 503}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				srv := httpapi.NewServer("127.0.0.1:0", options(slowStore{apitest.NewBackend(), 10 * time.Second}))
+				client := serveOn(t, srv.Server)
+				answered := make(chan int, 1)
+				go func() {
+					resp, err := client.Post("http://localhost/v1/groups/g/cancel", "", nil)
+					if err != nil {
+						answered <- 0
+						return
+					}
+					answered <- resp.StatusCode
+					resp.Body.Close()
+				}()
+				synctest.Wait()
+				start := time.Now()
+				srv.Stop(c.grace)
+				require.LessOrEqual(t, time.Since(start), min(c.grace, 10*time.Second)+httpapi.AbortTimeout)
+				require.Equal(t, c.status, <-answered)
+			})
+		})
+	}
+}
+
+func TestConnectionIsReusedAfterLongStreams(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := apitest.NewBackend().WithGroup("g")
+		srv := httpapi.NewServer("127.0.0.1:0", options(f))
+		client := serveOn(t, srv.Server)
+		dials := 0
+		dial := client.Transport.(*http.Transport).DialContext
+		client.Transport.(*http.Transport).DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			dials++
+			return dial(ctx, network, addr)
+		}
+		for range 3 {
+			resp, err := client.Post("http://localhost/v1/groups/g/jobs", ndjson, strings.NewReader(numbered(3)))
+			require.NoError(t, err)
+			_, err = io.Copy(io.Discard, resp.Body)
+			require.NoError(t, err)
+			require.NoError(t, resp.Body.Close())
+			require.Equal(t, 200, resp.StatusCode)
+			<-time.After(httpapi.IdleTimeout + httpapi.BodyTimeout) // later than every deadline of the request, before keepAliveTimeout
+		}
+		require.Equal(t, 1, dials)
+	})
 }

@@ -13,8 +13,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
-	"github.com/bulkaction/bulkaction/internal/web/livefeed"
-	"github.com/bulkaction/bulkaction/internal/web/sse"
+	"github.com/bulkaction/bulkaction/internal/web"
 )
 
 const (
@@ -73,15 +72,14 @@ func parsePosition(id string) position {
 
 // watchGroup answers with an event stream of the states and the progress of a group, until the
 // group has ended.
-func (s *calls) watchGroup(w http.ResponseWriter, r *http.Request) error {
+func (s *server) watchGroup(w http.ResponseWriter, r *http.Request) error {
 	id, err := pathID(r)
 	if err != nil {
 		return err
 	}
-	w.(*responseWriter).ownDeadlines = true
-	stream, err := s.streams.Open(s.closing, w)
+	stream, err := s.streams.Open(s.Closing, w)
 	if err != nil {
-		return retryLater(api.TooManyStreams, tooManyRetry,
+		return web.RetryLater(api.TooManyStreams, tooManyRetry,
 			fmt.Sprintf("this server allows %d event streams, and all are in use: try again later, "+
 				"or read the group with GET /v1/groups/%s", maxStreams, id))
 	}
@@ -89,10 +87,10 @@ func (s *calls) watchGroup(w http.ResponseWriter, r *http.Request) error {
 	// The topic includes the caller's tenant, because callers of a topic share its polls, and a
 	// poll has the rights of one tenant.
 	who, _ := auth.From(r.Context())
-	viewer := s.groups.Watch(who.Tenant+"\x00"+id, func() livefeed.Poll[*groupEvents] { return s.groupPoll(who, id) })
+	viewer := s.groups.Watch(who.Tenant+"\x00"+id, func() web.Poll[*groupEvents] { return s.groupPoll(who, id) })
 	defer viewer.Close()
-	err = follow(r.Context(), w, stream, viewer, parsePosition(r.Header.Get("Last-Event-ID")))
-	if errors.Is(err, sse.ErrClosing) {
+	err = follow(r.Context(), w, &stream, viewer, parsePosition(r.Header.Get("Last-Event-ID")))
+	if errors.Is(err, web.ErrClosing) {
 		return errShutdown
 	}
 	return err
@@ -101,7 +99,7 @@ func (s *calls) watchGroup(w http.ResponseWriter, r *http.Request) error {
 // follow sends the events that come after the position `at`, until the group has ended. If it had
 // ended before and the client has all its states, follow answers with status 204.
 func follow(
-	ctx context.Context, w http.ResponseWriter, stream *sse.Stream, viewer *livefeed.Viewer[*groupEvents], at position,
+	ctx context.Context, w http.ResponseWriter, stream *web.Stream, viewer *web.Viewer[*groupEvents], at position,
 ) error {
 	for first := true; ; {
 		events, changed, err := viewer.Next()
@@ -127,18 +125,18 @@ func follow(
 
 // groupPoll returns the function by which the shared poller reads a group with the rights of who. A
 // group counts as changed if anything but its ETA has changed.
-func (s *calls) groupPoll(who auth.Principal, id string) livefeed.Poll[*groupEvents] {
+func (s *server) groupPoll(who auth.Principal, id string) web.Poll[*groupEvents] {
 	var last []byte
-	return func(ctx context.Context) (livefeed.State[*groupEvents], error) {
-		g, complete, err := s.backend.GroupSummary(auth.With(ctx, who), id, maxEventAggregate)
+	return func(ctx context.Context) (web.State[*groupEvents], error) {
+		g, complete, err := s.Backend.GroupSummary(auth.With(ctx, who), id, maxEventAggregate)
 		if err != nil {
-			return livefeed.State[*groupEvents]{}, err
+			return web.State[*groupEvents]{}, err
 		}
 		g = withEmptyMaps(g)
 		view := comparableView(g)
 		changed := !bytes.Equal(view, last)
 		last = view
-		state := livefeed.State[*groupEvents]{Changed: changed, Last: g.Status.Ended()}
+		state := web.State[*groupEvents]{Changed: changed, Last: g.Status.Ended()}
 		if changed {
 			state.Value = newGroupEvents(g, complete)
 		}
@@ -150,7 +148,7 @@ func (s *calls) groupPoll(who auth.Principal, id string) livefeed.Poll[*groupEve
 // nothing to send.
 func comparableView(g api.Group) []byte {
 	g.ETASeconds = nil
-	return encode(g)
+	return web.Encode(g)
 }
 
 // groupEvents has the events that follow from one reading of a group: one for each state that the
@@ -180,7 +178,7 @@ func newGroupEvents(g api.Group, complete bool) *groupEvents {
 			if !complete {
 				e.Omitted = []string{"aggregate"}
 			}
-			return sse.Frame(id, event, encode(e))
+			return web.Frame(id, event, web.Encode(e))
 		})
 	}
 	events := &groupEvents{at: position{round: g.Round}, ended: g.Status.Ended()}

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"log/slog"
 	"net/http"
 	"strings"
 	"time"
@@ -25,33 +26,70 @@ const (
 	uiRoot    = "/ui/"
 )
 
-// StreamBody lets the body of a request take any time, as long as it is not too slow (bodyReader).
-// It is for handlers of Options.UI. It does nothing if no server of this package serves the
-// request.
-func StreamBody(r *http.Request) {
-	if b, ok := r.Body.(*bodyReader); ok {
-		b.streamed = true
-	}
+// Shared is what the API shares with the handler of Options.UI.
+type Shared struct {
+	Options             // of the API; the stores record changes in the activity log
+	Submissions Backend // the same store, which records nothing
+	// Closing ends when the server stops, and event streams with it.
+	Closing context.Context //nolint:containedctx // the server's, not a call's
+	callers *callers        // nil: there are no limits
 }
 
-// OwnDeadlines makes the responseWriter set no more deadlines for writes: the handler of Options.UI
-// that calls it sets them.
-func (w *responseWriter) OwnDeadlines() { w.ownDeadlines = true }
+// Share returns the stores of opt so that they record changes in opt.Activity. Without a server
+// there are no limits of callers.
+func Share(opt Options) Shared {
+	if opt.Log == nil {
+		opt.Log = slog.New(slog.DiscardHandler)
+	}
+	s := Shared{Options: opt, Submissions: opt.Backend, Closing: context.Background()}
+	if opt.Activity == nil {
+		return s
+	}
+	s.Backend = recorded{opt.Backend, opt.Activity}
+	if opt.Rooms != nil {
+		s.Rooms = recordedRooms{opt.Rooms, opt.Activity}
+	}
+	if opt.KeyStore != nil {
+		s.KeyStore = recordedKeys{opt.KeyStore, opt.Activity}
+	}
+	return s
+}
 
-// CountRequest counts a request towards the rate limit of an API key that the handler of Options.UI
-// has checked, and notes the key for the log. It returns a problem if the key has made too many
-// requests.
-func (w *responseWriter) CountRequest(p auth.Principal) error {
-	if w.keyID = p.KeyID; p.KeyID == "" {
+// CountRequest counts a request to Options.UI towards the rate limit of the API key that the UI has
+// checked, which requests to the API share, and notes the key for the log. It returns a problem if
+// the key has made too many requests.
+func (s Shared) CountRequest(r *http.Request, p auth.Principal) error {
+	if p.KeyID == "" || s.callers == nil {
 		return nil
 	}
-	return w.server.callers.request(p, time.Now())
+	answerOf(r).keyID = p.KeyID
+	return s.callers.request(p, time.Now())
 }
 
-// BeginAppend counts a body of jobs that is sent to the handler of Options.UI as one of the
-// caller's open appends, until end is called. It returns a problem if the caller has too many.
-func (w *responseWriter) BeginAppend(r *http.Request, p auth.Principal) (end func(), err error) {
-	return w.server.callers.begin(w.server.callerOf(r, p), appendKind)
+// BeginAppend lets the body of a request to Options.UI take any time, as long as it is not too slow
+// (bodyReader), and counts it as one of the caller's open appends until end is called. It returns a
+// problem if the caller has too many.
+func (s Shared) BeginAppend(r *http.Request, p auth.Principal) (end func(), err error) {
+	if s.callers == nil {
+		return func() {}, nil
+	}
+	if end, err = s.callers.begin(s.callerOf(r, p), appendKind); err == nil {
+		answerOf(r).body.streamed = true
+	}
+	return end, err
+}
+
+type answerKey struct{}
+
+// withAnswer wraps the handler of Options.UI: answerOf finds the answer to each of its requests.
+func withAnswer(ui http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ui.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), answerKey{}, w)))
+	})
+}
+
+func answerOf(r *http.Request) *responseWriter {
+	return r.Context().Value(answerKey{}).(*responseWriter)
 }
 
 // ProblemOf returns the problem with which the API answers err. retryAfter is how long the client
@@ -59,7 +97,7 @@ func (w *responseWriter) BeginAppend(r *http.Request, p auth.Principal) (end fun
 // unexpected error, which the caller should log.
 func ProblemOf(err error) (p api.Problem, retryAfter time.Duration, known bool) {
 	e, known := problemOf(err)
-	return e.Problem, e.retryAfter, known
+	return e.Problem, e.RetryAfter, known
 }
 
 // Load is a text with jobs of a group.

@@ -17,6 +17,7 @@ import (
 	"text/template"
 
 	"github.com/bulkaction/bulkaction/internal/process/app"
+	"github.com/bulkaction/bulkaction/internal/process/builtin"
 )
 
 const module = "github.com/bulkaction/bulkaction"
@@ -66,7 +67,7 @@ func render(root, name string) ([]byte, error) {
 	var all []variable
 	section := ""
 	byPackage := map[string]map[string]string{}
-	for _, v := range app.Variables() {
+	for _, v := range app.Variables(new(builtin.Config)) {
 		pkg := v.Owner.PkgPath()
 		if byPackage[pkg] == nil {
 			var err error

@@ -41,16 +41,16 @@ var Users = []User{
 	{"ingest", []string{connect, "internal/process/roles.Ingest"}},
 	{"fetcher", []string{connect, "internal/process/roles.Fetcher"}},
 	{"dispatcher", []string{connect, "internal/process/roles.Dispatcher"}},
-	{"worker", []string{connect, "internal/process/roles.WorkerOf"}},
-	{"watcher", []string{connect, "internal/process/roles.Watcher"}},
-	{"aggregator", []string{connect, "internal/process/roles.Aggregator"}},
-	{"broker", []string{connect, "internal/process/roles.Broker"}},
+	{"worker", []string{connect, "internal/process/roles.Own.Worker", "internal/process/builtin.Create"}},
+	{"watcher", []string{connect, "internal/process/roles.Own.Watcher"}},
+	{"aggregator", []string{connect, "internal/process/roles.Own.Aggregator"}},
+	{"broker", []string{connect, "internal/process/roles.Own.Broker"}},
 	{"guard", []string{"guard.*"}},
 	// The functions that package cli calls, not those of cli itself: its table of commands leads to
 	// every function of the program, so that the user cli would get all rights.
 	{"cli", []string{
-		"internal/redisx.Connect", "internal/stage.CheckPartitions", "internal/audit.*", "internal/audit/repair.*",
-		"internal/access/apikey.*", "internal/access/activity.*",
+		"internal/redisx.Connect", "internal/stage.CheckPartitions", "internal/audit.*", "internal/audit/checkers.*",
+		"internal/audit/repair.*", "internal/access/apikey.*", "internal/access/activity.*",
 	}},
 }
 

@@ -1,0 +1,233 @@
+package roles
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/bulkaction/bulkaction/guard"
+	"github.com/bulkaction/bulkaction/internal/process/app"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/acl"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/stage"
+	"github.com/bulkaction/bulkaction/internal/telemetry"
+)
+
+// Base holds what every role of a process needs: the Redis connection, the key space, and the
+// guards.
+type Base struct {
+	Conn   *redisx.Conn
+	Space  keyspace.Space
+	Guards *guard.Client
+
+	// listening is called by the roles ingest and broker when their servers listen. A process whose
+	// only role is one of these two is not ready before.
+	listening func()
+}
+
+// of returns what the role of p gets.
+func (b Base) of(p *app.Process) stage.Process {
+	return stage.Process{ID: p.Instance, Version: app.Version(), Conn: b.Conn, Space: b.Space, Tel: p.Tel}
+}
+
+// fewPartitions is the number of partitions below which Connect warns on a Redis Cluster: its
+// masters then get unequal numbers of partitions.
+const fewPartitions = 16
+
+// Connect opens the Redis connection of a process, makes the process's readiness depend on it, and
+// waits until Redis answers and fits (see awaitFit). It then checks the rights of the Redis user
+// regularly. The process closes the connection when it stops. If ctx ends first, Connect returns no
+// error.
+func Connect(ctx context.Context, p *app.Process) (Base, error) {
+	cfg := p.Config.Redis
+	space, err := keyspace.New(cfg.KeyPrefix, cfg.Partitions)
+	if err != nil {
+		return Base{}, err
+	}
+	rights, err := newRights(p)
+	if err != nil {
+		return Base{}, err
+	}
+	connection := cfg.Connection()
+	connection.ClientName, connection.Log = p.Instance, p.Tel.Log
+	// Enough for a process that runs all roles: each role has a blocking read in each partition
+	connection.BlockingReads = len(Names)*(cfg.Partitions+1) + blockingReadsOfBroker(cfg.Partitions) +
+		len(p.Config.Ingest.Streams)
+	conn, err := redisx.Connect(ctx, connection)
+	if call.IsNoPermission(err) {
+		return Base{}, fmt.Errorf("%w; %s", err, acl.Advice(rights.user.Name))
+	}
+	if err != nil {
+		return Base{}, err
+	}
+	rights.conn = conn
+	if conn.IsCluster() && cfg.Partitions < fewPartitions {
+		p.Tel.Log.Warn(
+			"a cluster with few partitions: they spread unevenly over its masters, and their number can't be "+
+				"changed later",
+			"partitions", cfg.Partitions, "recommended", fewPartitions,
+		)
+	}
+	p.OnStop("redis connection", func(context.Context) error { return conn.Close() })
+	p.Ready.AddShared("redis", conn.Ping)
+	p.Ready.Add("redis rights", rights.ready)
+	var fit, listening atomic.Bool
+	listening.Store(p.Role != "ingest" && p.Role != "broker")
+	p.Ready.Add("start", func(context.Context) error {
+		switch {
+		case !fit.Load():
+			return errStarting
+		case !listening.Load():
+			return errNotListening
+		}
+		return nil
+	})
+	guards := guard.New(conn.Cmd, guard.Prefix(cfg.KeyPrefix), guard.Process(p.Instance), guard.Meter(p.Tel.Meter),
+		guard.MetricPrefix(telemetry.NamePrefix), guard.TracerProvider(p.Tel.TracerProvider), guard.Logger(p.Tel.Log))
+	p.OnStop("guards", guards.Close)
+	if err := awaitFit(ctx, p, conn, space, rights); err != nil {
+		return Base{}, err
+	}
+	fit.Store(ctx.Err() == nil)
+	p.OnStop("check of rights", rights.start())
+	return Base{Conn: conn, Space: space, Guards: guards, listening: func() { listening.Store(true) }}, nil
+}
+
+var (
+	errStarting     = errors.New("waiting for redis")
+	errNotListening = errors.New("the server does not listen yet")
+)
+
+// awaitFit waits until Redis answers and has free memory, and checks that this process may use it:
+// that Redis is not too old and evicts no keys, that the Redis user has all rights that the role
+// needs, that Redis can have replicas if writes have to wait for some, and that its data has this
+// number of partitions. If ctx ends first, awaitFit returns nil although nothing is checked.
+func awaitFit(
+	ctx context.Context, p *app.Process, conn *redisx.Conn, space keyspace.Space, rights *rights,
+) error {
+	backoff := redisx.Backoff{Min: 100 * time.Millisecond, Max: 5 * time.Second}
+	var logged time.Time
+	for {
+		err := conn.CheckVersion(ctx)
+		if err == nil {
+			err = conn.CheckEviction(ctx)
+		}
+		if err == nil {
+			err = rights.check(ctx) // an old Redis can't answer this
+		}
+		if err == nil && p.Config.Redis.WaitReplicas > 0 {
+			err = conn.CheckReplicas(ctx)
+		}
+		if err == nil {
+			err = stage.CheckPartitions(ctx, conn, space)
+		}
+		if err == nil || !call.IsUnavailable(err) && !call.IsOOM(err) {
+			return err
+		}
+		if time.Since(logged) >= time.Minute {
+			logged = time.Now()
+			setting := "BULKACTION_REDIS_URL"
+			switch {
+			case p.Embedded:
+				setting = "RedisURL"
+			case p.Role == "dev":
+				setting = "--redis-url" // of the commands dev and demo
+			}
+			p.Tel.Log.Warn("redis is away or its memory is full, waiting for it",
+				"redis", conn.String(), "address_set_by", setting, "error", err)
+		}
+		if redisx.Sleep(ctx, backoff.Next()) != nil {
+			return nil // the process was told to stop
+		}
+	}
+}
+
+// blockingReadsOfBroker is how many blocking reads of Redis a broker does at once: three in each
+// partition (of wake tokens, and of the Redis streams "entry" and "moves"), and one of its dispatch
+// messages.
+func blockingReadsOfBroker(partitions int) int { return 3*partitions + 1 }
+
+// rightsInterval is how often a process checks the rights of its Redis user while it runs.
+const rightsInterval = 30 * time.Second
+
+// rights checks that the Redis user of a process has all rights that its role needs. If one were
+// missing, Redis would stop a script half way.
+type rights struct {
+	conn *redisx.Conn
+	user acl.User
+	log  *slog.Logger
+
+	mu      sync.Mutex
+	missing error // what the last check that Redis answered has found; nil: nothing
+}
+
+// newRights returns the check of the rights that the role of p needs; the caller sets the
+// connection. A console needs the rights of ingest. A process whose role has no Redis user of its
+// own, such as dev, needs the rights of all roles.
+func newRights(p *app.Process) (*rights, error) {
+	name := p.Role
+	if name == "console" {
+		name = "ingest"
+	}
+	if !slices.Contains(acl.Roles(), name) {
+		name = acl.All
+	}
+	user, err := acl.Of(name, p.Config.Redis.KeyPrefix)
+	return &rights{user: user, log: p.Tel.Log}, err
+}
+
+func (r *rights) check(ctx context.Context) error { return acl.Check(ctx, r.conn, r.user) }
+
+// step checks the rights once and stores the result. It logs when rights have got lost, and when
+// all are there again. If the check fails for another reason, such as no answer from Redis, the
+// last result stays.
+func (r *rights) step(ctx context.Context) {
+	err := r.check(ctx)
+	var missing *acl.Missing
+	if err != nil && !errors.As(err, &missing) {
+		r.log.Debug("checking the rights of the redis user failed", "error", err)
+		return
+	}
+	r.mu.Lock()
+	before := r.missing
+	r.missing = err
+	r.mu.Unlock()
+	switch {
+	case err != nil && before == nil:
+		r.log.Error("the redis user has lost rights", "error", err)
+	case err == nil && before != nil:
+		r.log.Info("the redis user has all rights again")
+	}
+}
+
+// ready is the process's check of readiness: it returns the missing rights that the last step has
+// found, without asking Redis.
+func (r *rights) ready(context.Context) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.missing
+}
+
+// start checks the rights every rightsInterval, in a goroutine, until stop is called. The caller
+// must call stop.
+func (r *rights) start() (stop func(context.Context) error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var checking sync.WaitGroup
+	checking.Go(func() {
+		for redisx.Sleep(ctx, rightsInterval) == nil {
+			r.step(ctx)
+		}
+	})
+	return func(context.Context) error {
+		cancel()
+		checking.Wait()
+		return nil
+	}
+}

@@ -1,0 +1,378 @@
+package console
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// This file computes the geometry of charts: scales, ticks, and how small values stay visible. It
+// knows no HTML: templates write the results as SVG.
+
+// axisTick is a mark of an axis.
+type axisTick struct {
+	At    float64 // its place along the axis, in units of the figure
+	Label string
+}
+
+// linePoint is a value at a time. A NaN leaves a gap.
+type linePoint struct {
+	T     time.Time
+	Value float64
+}
+
+// lineSeries is a line of a chart.
+type lineSeries struct {
+	Name, Class string // Class names its color, see app.css
+	Points      []linePoint
+}
+
+// drawnLine is a line that is ready to be drawn.
+type drawnLine struct {
+	Name, Class string
+	Paths       []string // the attribute points of a polyline, one for each part without a gap
+	Last        string   // the last value; "": there is none
+}
+
+// chartMark is an invisible column of a line chart, with a tooltip of the values at its time.
+type chartMark struct {
+	X, Width float64
+	Title    string
+}
+
+// lineChart is a line chart.
+type lineChart struct {
+	Width, Height            float64
+	Left, Right, Top, Bottom float64 // the edges of the plot
+	X, Y                     []axisTick
+	Lines                    []drawnLine
+	Marks                    []chartMark
+}
+
+const (
+	marginLeft, marginRight, marginTop, marginBottom = 56, 28, 8, 22
+	yTicks                                           = 4
+	xTicks                                           = 6
+)
+
+// newLineChart returns the geometry of a line chart. The y axis goes from 0 to the first tick that is
+// not below the greatest value; write formats its values. All series must have points at the same
+// times. ok is false if there are no points with a value.
+func newLineChart(width, height float64, series []lineSeries, write func(float64) string) (c lineChart, ok bool) {
+	c = lineChart{
+		Width: width, Height: height, Left: marginLeft, Right: width - marginRight,
+		Top: marginTop, Bottom: height - marginBottom,
+	}
+	var from, to time.Time
+	most := 0.0
+	for _, s := range series {
+		for _, p := range s.Points {
+			if math.IsNaN(p.Value) {
+				continue
+			}
+			if !ok || p.T.Before(from) {
+				from = p.T
+			}
+			if !ok || p.T.After(to) {
+				to = p.T
+			}
+			ok, most = true, max(most, p.Value)
+		}
+	}
+	if !ok {
+		return lineChart{}, false
+	}
+	span := max(to.Sub(from), time.Second)
+	step := niceStep(most, yTicks)
+	most = max(step, step*math.Ceil(most/step))
+	x := func(t time.Time) float64 {
+		return c.Left + (c.Right-c.Left)*float64(t.Sub(from))/float64(span)
+	}
+	y := func(v float64) float64 { return c.Bottom - (c.Bottom-c.Top)*v/most }
+	for i := 0.0; i*step <= most*1.001; i++ {
+		c.Y = append(c.Y, axisTick{round(y(i * step)), axisLabel(i*step, write)})
+	}
+	c.X = timeTicks(from, span, x)
+	for _, s := range series {
+		c.Lines = append(c.Lines, newLine(s, x, y, write))
+	}
+	c.Marks = marks(series, x, c.Left, c.Right, write)
+	return c, true
+}
+
+// axisLabel returns the short label of a value on the y axis, which has no space for long numbers.
+func axisLabel(v float64, write func(float64) string) string {
+	for _, unit := range []struct {
+		size float64
+		name string
+	}{{1e12, "T"}, {1e9, "G"}, {1e6, "M"}, {1e3, "k"}} {
+		if v >= max(unit.size, 1e4) {
+			return strconv.FormatFloat(v/unit.size, 'g', 4, 64) + unit.name
+		}
+	}
+	return write(v)
+}
+
+func newLine(s lineSeries, x func(time.Time) float64, y func(float64) float64, write func(float64) string) drawnLine {
+	l := drawnLine{Name: s.Name, Class: s.Class}
+	var path []string
+	end := func() {
+		if len(path) > 0 {
+			l.Paths = append(l.Paths, strings.Join(path, " "))
+		}
+		path = nil
+	}
+	for _, p := range s.Points {
+		if math.IsNaN(p.Value) {
+			end()
+			continue
+		}
+		path = append(path, coordinate(x(p.T))+","+coordinate(y(p.Value)))
+		l.Last = write(p.Value)
+	}
+	end()
+	return l
+}
+
+// marks returns the Marks of a line chart: one for each time of the series. If these are more than
+// 40, only every second, third, … time has a mark.
+func marks(series []lineSeries, x func(time.Time) float64, left, right float64, write func(float64) string) []chartMark {
+	const most = 40
+	n := 0
+	for _, s := range series {
+		n = max(n, len(s.Points))
+	}
+	step := max(1, (n+most-1)/most)
+	var all []chartMark
+	for i := 0; i < n; i += step {
+		var at time.Time
+		var lines []string
+		for _, s := range series {
+			if i < len(s.Points) && !math.IsNaN(s.Points[i].Value) {
+				at = s.Points[i].T
+				lines = append(lines, s.Name+" "+write(s.Points[i].Value))
+			}
+		}
+		if len(lines) == 0 {
+			continue
+		}
+		width := (right - left) * float64(step) / float64(max(n, 1))
+		from, to := max(left, x(at)-width/2), min(right, x(at)+width/2)
+		all = append(all, chartMark{
+			X: round(from), Width: round(to - from),
+			Title: at.UTC().Format("15:04:05 UTC") + ": " + strings.Join(lines, ", "),
+		})
+	}
+	return all
+}
+
+func coordinate(v float64) string { return strconv.FormatFloat(math.Round(v*10)/10, 'f', -1, 64) }
+
+// niceStep returns the distance of ticks on an axis from 0 to most: the smallest of 1, 2 or 5 times
+// a power of ten with which the axis has at most n steps.
+func niceStep(most float64, n int) float64 {
+	if most <= 0 {
+		return 1
+	}
+	raw := most / float64(n)
+	power := math.Pow(10, math.Floor(math.Log10(raw)))
+	for _, nice := range []float64{1, 2, 5} {
+		if raw <= nice*power*1.0001 {
+			return nice * power
+		}
+	}
+	return 10 * power
+}
+
+// timeSteps are the distances of ticks on an axis of time.
+var timeSteps = []time.Duration{
+	time.Second, 5 * time.Second, 10 * time.Second, 30 * time.Second, time.Minute, 2 * time.Minute, 5 * time.Minute,
+	10 * time.Minute, 15 * time.Minute, 30 * time.Minute, time.Hour, 2 * time.Hour, 4 * time.Hour, 6 * time.Hour,
+	12 * time.Hour, 24 * time.Hour,
+}
+
+func timeTicks(from time.Time, span time.Duration, x func(time.Time) float64) []axisTick {
+	step := timeSteps[len(timeSteps)-1]
+	for _, s := range timeSteps {
+		if span/s <= xTicks {
+			step = s
+			break
+		}
+	}
+	for span/step > 2*xTicks {
+		step *= 2
+	}
+	format := "15:04"
+	switch {
+	case step < time.Minute:
+		format = "15:04:05"
+	case step >= 24*time.Hour:
+		format = "Jan 2"
+	}
+	var ticks []axisTick
+	first := from.UTC().Truncate(step)
+	for t := first; !t.After(from.Add(span)); t = t.Add(step) {
+		if !t.Before(from) {
+			ticks = append(ticks, axisTick{round(x(t)), t.Format(format)})
+		}
+	}
+	return ticks
+}
+
+// quantity is a number with a name.
+type quantity struct {
+	Name, Class string // Class names its color, see app.css
+	Number      int64
+}
+
+// barPart is a part of a divided bar.
+type barPart struct {
+	quantity
+	X, Width float64
+	Title    string
+}
+
+// minWidth is the width of a part whose share of the bar is narrower, so that it stays visible.
+const minWidth = 3
+
+// divideBar divides a bar of the given width among values in proportion. Parts that would be narrower
+// than minWidth get minWidth, at the cost of the others. Values of 0 or less get no part. It
+// returns nil if no value is above 0, or if the bar is too narrow for all parts.
+func divideBar(width float64, values []quantity) []barPart {
+	var total, small float64
+	n := 0
+	for _, v := range values {
+		if v.Number > 0 {
+			total += float64(v.Number)
+			n++
+		}
+	}
+	if n == 0 || width < minWidth*float64(n) {
+		return nil
+	}
+	// Small parts get minWidth; the others share what is left.
+	rest := total
+	for _, v := range values {
+		if v.Number > 0 && width*float64(v.Number)/total < minWidth {
+			small += minWidth
+			rest -= float64(v.Number)
+		}
+	}
+	var parts []barPart
+	x := 0.0
+	for _, v := range values {
+		if v.Number <= 0 {
+			continue
+		}
+		w := float64(minWidth)
+		if width*float64(v.Number)/total >= minWidth {
+			w = (width - small) * float64(v.Number) / rest
+		}
+		parts = append(parts, barPart{v, round(x), round(w), fmt.Sprintf("%s: %d (%.1f%%)", v.Name, v.Number,
+			100*float64(v.Number)/total)})
+		x += w
+	}
+	return parts
+}
+
+func round(v float64) float64 { return math.Round(v*100) / 100 }
+
+// histogramBar is a bar of a histogram.
+type histogramBar struct {
+	Name, Title, Label string
+	X, Y, Width        float64
+	Height             float64
+}
+
+// histogram is a chart of upright bars.
+type histogram struct {
+	Width, Height, Bottom float64
+	Bars                  []histogramBar
+}
+
+// newHistogram returns a histogram with a bar for each of numbers, in this order. names has the
+// names of the bars; if the lengths differ, there are no bars. write formats the numbers.
+func newHistogram(width, height float64, names []string, numbers []float64, write func(float64) string) histogram {
+	h := histogram{Width: width, Height: height, Bottom: height - marginBottom}
+	most := 0.0
+	for _, n := range numbers {
+		if !math.IsNaN(n) && !math.IsInf(n, 0) {
+			most = max(most, n)
+		}
+	}
+	if len(numbers) == 0 || len(names) != len(numbers) {
+		return h
+	}
+	const gap, top = 0.2, 16
+	slot := width / float64(len(numbers))
+	for i, n := range numbers {
+		size := 0.0
+		if most > 0 && n > 0 && !math.IsInf(n, 0) {
+			size = max(1, (h.Bottom-top)*n/most)
+		}
+		h.Bars = append(h.Bars, histogramBar{
+			Name: names[i], Title: names[i] + ": " + write(n), Label: write(n),
+			X: round(slot * (float64(i) + gap/2)), Width: round(slot * (1 - gap)),
+			Y: round(h.Bottom - size), Height: round(size),
+		})
+	}
+	return h
+}
+
+// Middle returns the x coordinate of the middle of a bar, where its name stands.
+func (b histogramBar) Middle() float64 { return round(b.X + b.Width/2) }
+
+// Above returns the y coordinate of a bar's label, just above the bar.
+func (b histogramBar) Above() float64 { return round(b.Y - 4) }
+
+// mapArea is the part of a map that values of one class cover.
+type mapArea struct {
+	Name, Class string
+	Path        string // the attribute d of a path
+}
+
+// columnMap is the geometry of a chart of columns, each divided among values from the bottom up.
+type columnMap struct {
+	Width, Height float64
+	Areas         []mapArea // of the classes that the columns have, in the order of their first values
+}
+
+// newColumnMap returns a map of columns of the same width. All parts of a class share one SVG path.
+// Parts of a class at the same height in neighboring columns share one rectangle. So a map takes few
+// bytes.
+func newColumnMap(width, height float64, columns [][]quantity) columnMap {
+	m := columnMap{Width: width, Height: height}
+	type part struct{ x, y, width, height float64 }
+	parts := map[string][]part{}
+	each := width / float64(max(len(columns), 1))
+	for i, column := range columns {
+		left := round(float64(i) * each)
+		right := round(float64(i+1) * each)
+		for _, p := range divideBar(height, column) {
+			if !slices.ContainsFunc(m.Areas, func(a mapArea) bool { return a.Class == p.Class }) {
+				m.Areas = append(m.Areas, mapArea{Name: p.Name, Class: p.Class})
+			}
+			next := part{left, round(height - p.X - p.Width), right - left, p.Width}
+			of := parts[p.Class]
+			if n := len(of) - 1; n >= 0 {
+				last := &of[n]
+				if round(last.x+last.width) == left && last.y == next.y && last.height == next.height {
+					last.width = right - last.x
+					continue
+				}
+			}
+			parts[p.Class] = append(of, next)
+		}
+	}
+	for i, a := range m.Areas {
+		var path strings.Builder
+		for _, p := range parts[a.Class] {
+			fmt.Fprintf(&path, "M%g %gh%gv%gh%gz", p.x, p.y, round(p.width), p.height, -round(p.width))
+		}
+		m.Areas[i].Path = path.String()
+	}
+	return m
+}
