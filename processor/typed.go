@@ -5,7 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 
-	"github.com/bulkaction/bulkaction/processor/internal/jsonfit"
+	"github.com/bulkaction/bulkaction/internal/jsonscan"
 )
 
 // Typed returns a processor of the jobs of type typ, whose payload is the JSON of a P. fn gets the
@@ -34,7 +34,7 @@ func Typed[P, R any](typ string, fn func(ctx context.Context, job Job, payload P
 // decode reads and validates a payload. Its errors contain no values, which may be personal; those
 // of the payload's own methods may.
 func decode[P any](data json.RawMessage, payload *P) error {
-	if err := jsonfit.Decode("payload", data, payload); err != nil {
+	if err := jsonscan.Decode("payload", data, payload); err != nil {
 		return err
 	}
 	for _, v := range []any{*payload, payload} { // the method may have a pointer receiver

@@ -9,8 +9,8 @@ import (
 
 	"github.com/wneessen/go-mail"
 
+	"github.com/bulkaction/bulkaction/internal/jsonscan"
 	"github.com/bulkaction/bulkaction/processor"
-	"github.com/bulkaction/bulkaction/processor/internal/jsonfit"
 )
 
 const (
@@ -41,7 +41,7 @@ func parsePayload(content []byte) (request, error) {
 		Subject string `json:"subject"`
 		Body    string `json:"body"`
 	}
-	if err := jsonfit.Decode("", content, &payload); err != nil {
+	if err := jsonscan.Decode("", content, &payload); err != nil {
 		return request{}, err
 	}
 	to, err := stdmail.ParseAddress(payload.To)

@@ -11,8 +11,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/bulkaction/bulkaction/internal/jsonscan"
 	"github.com/bulkaction/bulkaction/processor"
-	"github.com/bulkaction/bulkaction/processor/internal/jsonfit"
 )
 
 var methods = []string{
@@ -36,7 +36,7 @@ func newRequest(job processor.Job) (*http.Request, error) {
 		Headers map[string]string `json:"headers"`
 		Body    json.RawMessage   `json:"body"`
 	}
-	if err := jsonfit.Decode("", job.Payload, &payload); err != nil {
+	if err := jsonscan.Decode("", job.Payload, &payload); err != nil {
 		return nil, err
 	}
 	target, err := url.Parse(payload.URL)

@@ -1,6 +1,7 @@
 // Package auth defines who makes a call of the API and what the caller may do: principals, roles
-// and the scopes of roles. It hides how API keys are written and hashed. It does not store keys:
-// package apikey does.
+// and the scopes of roles; and the address of the client, also behind proxies, by which rates are
+// limited. It hides how API keys are written and hashed, and the rules of X-Forwarded-For and of
+// IPv6. It does not store keys: package apikey does.
 package auth
 
 import (

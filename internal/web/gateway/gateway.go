@@ -18,7 +18,7 @@ import (
 	"github.com/bulkaction/bulkaction/guard"
 	"github.com/bulkaction/bulkaction/internal/access/activity"
 	"github.com/bulkaction/bulkaction/internal/access/apikey"
-	"github.com/bulkaction/bulkaction/internal/access/clientaddr"
+	"github.com/bulkaction/bulkaction/internal/access/auth"
 	"github.com/bulkaction/bulkaction/internal/access/session"
 	"github.com/bulkaction/bulkaction/internal/jobs/groups"
 	"github.com/bulkaction/bulkaction/internal/messages"
@@ -48,9 +48,9 @@ type Config struct {
 	// Keys checks the API keys of requests. nil: nobody is asked for a key, and every caller may do
 	// everything.
 	Keys     *apikey.Authenticator
-	KeyStore *apikey.Store      // the API keys in Redis, which admins manage; needed with Keys
-	KeyRPS   int                // most requests of a key in a second; 0: any number
-	Proxies  clientaddr.Proxies // in front of the gateway
+	KeyStore *apikey.Store // the API keys in Redis, which admins manage; needed with Keys
+	KeyRPS   int           // most requests of a key in a second; 0: any number
+	Proxies  auth.Proxies  // in front of the gateway
 	// KeepActivity is how long entries of the activity log are kept. 0: without a limit of time.
 	KeepActivity time.Duration
 

@@ -10,7 +10,6 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
-	"github.com/bulkaction/bulkaction/internal/access/clientaddr"
 	"github.com/bulkaction/bulkaction/internal/web"
 )
 
@@ -69,7 +68,7 @@ func (c *callers) request(p auth.Principal, now time.Time) error {
 		c.rates[p.KeyID] = limiter
 	}
 	c.mu.Unlock()
-	if wait := clientaddr.TakeFrom(limiter, now); wait > 0 {
+	if wait := auth.TakeFrom(limiter, now); wait > 0 {
 		return web.RetryLater(api.TooManyRequests, wait,
 			fmt.Sprintf("your API key may make %d requests a second at this server", c.perSecond))
 	}

@@ -1,4 +1,4 @@
-package jsonfit_test
+package jsonscan_test
 
 import (
 	"encoding/json"
@@ -6,7 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/bulkaction/bulkaction/processor/internal/jsonfit"
+	"github.com/bulkaction/bulkaction/internal/jsonscan"
 )
 
 func TestDecode(t *testing.T) {
@@ -30,7 +30,7 @@ func TestDecode(t *testing.T) {
 	} {
 		for i, name := range []string{"", "payload"} {
 			var d document
-			if err := jsonfit.Decode(name, []byte(data), &d); want[i] == "" {
+			if err := jsonscan.Decode(name, []byte(data), &d); want[i] == "" {
 				require.NoError(t, err)
 			} else {
 				require.EqualError(t, err, want[i])

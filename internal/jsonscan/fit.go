@@ -1,7 +1,4 @@
-// Package jsonfit decodes JSON into Go values. If a value does not fit, the error says so in words
-// for the people who have written the JSON; types such as int32 stand for a range of numbers. The
-// error contains no values, which may be personal, unless a method UnmarshalJSON puts them there.
-package jsonfit
+package jsonscan
 
 import (
 	"encoding/json"
@@ -11,8 +8,10 @@ import (
 	"strings"
 )
 
-// Decode decodes data into what `into` points to. name names the whole in errors, such as payload;
-// if it is empty, errors name only fields.
+// Decode decodes data into what `into` points to. If a value does not fit, the error says so in
+// words for the people who have written the JSON; types such as int32 stand for a range of numbers.
+// The error contains no values, which may be personal, unless a method UnmarshalJSON puts them
+// there. name names the whole in errors, such as payload; if it is empty, errors name only fields.
 func Decode(name string, data []byte, into any) error {
 	err := json.Unmarshal(data, into)
 	var wrong *json.UnmarshalTypeError

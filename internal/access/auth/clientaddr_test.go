@@ -1,4 +1,4 @@
-package clientaddr
+package auth
 
 import (
 	"net/http"

@@ -1,4 +1,4 @@
-package attempt_test
+package worker_test
 
 import (
 	"encoding/json"
@@ -10,7 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/bulkaction/bulkaction/internal/jobs/attempt"
+	"github.com/bulkaction/bulkaction/internal/jobs/worker"
 	"github.com/bulkaction/bulkaction/processor"
 )
 
@@ -31,7 +31,7 @@ func TestWait(t *testing.T) {
 		{time.Hour, time.Minute, 3, time.Minute},
 		{time.Millisecond, time.Millisecond, 100, time.Millisecond},
 	} {
-		r := attempt.Rules{MaxRetries: math.MaxInt, Backoff: tt.base, MaxBackoff: tt.most}
+		r := worker.Rules{MaxRetries: math.MaxInt, Backoff: tt.base, MaxBackoff: tt.most}
 		kind, wait := r.Next(retry, tt.tries, 0)
 		require.Equal(t, processor.RetryLater, kind)
 		require.Equal(t, tt.want, wait, "%+v", tt)
@@ -40,7 +40,7 @@ func TestWait(t *testing.T) {
 
 func TestNext(t *testing.T) {
 	t.Parallel()
-	r := attempt.Rules{MaxRetries: 2, MaxThrottles: 2, Backoff: time.Second, MaxBackoff: time.Minute}
+	r := worker.Rules{MaxRetries: 2, MaxThrottles: 2, Backoff: time.Second, MaxBackoff: time.Minute}
 	for name, tt := range map[string]struct {
 		err                error
 		retries, throttles int
@@ -52,11 +52,11 @@ func TestNext(t *testing.T) {
 		"no retries left":          {errors.New("no"), 2, 0, processor.Fail, 0},
 		"permanent":                {processor.Permanent("BAD", nil), 0, 0, processor.Fail, 0},
 		"throttled":                {processor.Throttled(time.Hour, nil), 9, 1, processor.Throttle, time.Hour},
-		"throttled for long":       {processor.Throttled(99*time.Hour, nil), 0, 0, processor.Throttle, attempt.MaxWait},
+		"throttled for long":       {processor.Throttled(99*time.Hour, nil), 0, 0, processor.Throttle, worker.MaxWait},
 		"throttled without a time": {processor.Throttled(0, nil), 9, 1, processor.Throttle, 2 * time.Second},
 		"throttled too often":      {processor.Throttled(time.Hour, nil), 0, 2, processor.Fail, 0},
 		"deferred":                 {processor.Deferred(time.Hour, ""), 9, 9, processor.Defer, time.Hour},
-		"deferred for long":        {processor.Deferred(99*time.Hour, ""), 9, 9, processor.Defer, attempt.MaxWait},
+		"deferred for long":        {processor.Deferred(99*time.Hour, ""), 9, 9, processor.Defer, worker.MaxWait},
 	} {
 		kind, wait := r.Next(processor.Classify(tt.err), tt.retries, tt.throttles)
 		require.Equal(t, tt.want, kind, name)
@@ -79,7 +79,7 @@ func TestEncodeResult(t *testing.T) {
 		"largest":   {strings.Repeat("x", processor.MaxResultBytes-2), `"` + strings.Repeat("x", processor.MaxResultBytes-2) + `"`, ""},
 		"too large": {strings.Repeat("x", processor.MaxResultBytes-1), "", "RESULT_TOO_LARGE"},
 	} {
-		b, err := attempt.EncodeResult(tt.result)
+		b, err := worker.EncodeResult(tt.result)
 		v := processor.Classify(err)
 		require.Equal(t, tt.code, v.Code, name)
 		require.Equal(t, tt.want, string(b), name)
@@ -91,6 +91,6 @@ func TestEncodeResult(t *testing.T) {
 
 func TestAbandonDelay(t *testing.T) {
 	t.Parallel()
-	require.Equal(t, time.Second, attempt.AbandonDelay(time.Hour))
-	require.Equal(t, time.Millisecond, attempt.AbandonDelay(time.Millisecond))
+	require.Equal(t, time.Second, worker.AbandonDelay(time.Hour))
+	require.Equal(t, time.Millisecond, worker.AbandonDelay(time.Millisecond))
 }

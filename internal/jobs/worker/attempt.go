@@ -1,7 +1,4 @@
-// Package attempt has the rules by which the end of an attempt decides what happens to its job: how
-// a result is encoded, what a panic and a timeout count as, and how long a job waits before its
-// next attempt. The worker and package bulktest share them.
-package attempt
+package worker
 
 import (
 	"bytes"
