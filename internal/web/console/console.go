@@ -19,7 +19,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/access/activity"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
-	"github.com/bulkaction/bulkaction/internal/stage/cache"
+	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
 
@@ -51,7 +51,7 @@ type Console struct {
 	views    func() *templates // parses them at the first call: many processes never show a page
 	rooms    roomPages
 	live     *live
-	last     *cache.Cache[string, view] // shown while Redis is away
+	last     *redisx.Cache[string, view] // shown while Redis is away
 	overview *overviewPage
 }
 
@@ -63,7 +63,7 @@ const (
 // New returns a console of the API's data.
 func New(shared httpapi.Shared, o Options) *Console {
 	c := &Console{
-		Shared: shared, Options: o, mux: http.NewServeMux(), last: cache.New[string, view](lastTTL, maxLast),
+		Shared: shared, Options: o, mux: http.NewServeMux(), last: redisx.NewCache[string, view](lastTTL, maxLast),
 		overview: newOverviewPage(shared.Backend),
 	}
 	c.rooms = roomPages{

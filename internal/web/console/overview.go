@@ -11,7 +11,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
-	"github.com/bulkaction/bulkaction/internal/stage/cache"
+	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
 
@@ -36,10 +36,10 @@ type historyRange struct {
 // overviewPage serves the overview of the system. Its caches are shared by all readers.
 type overviewPage struct {
 	backend  httpapi.Backend
-	history  *cache.Cache[string, historyView]
-	audit    *cache.Cache[string, api.AuditState]
-	busiest  *cache.Cache[string, []tenantLoad]
-	failures *cache.Cache[string, []api.Group]
+	history  *redisx.Cache[string, historyView]
+	audit    *redisx.Cache[string, api.AuditState]
+	busiest  *redisx.Cache[string, []tenantLoad]
+	failures *redisx.Cache[string, []api.Group]
 }
 
 func newOverviewPage(b httpapi.Backend) *overviewPage {
@@ -50,9 +50,9 @@ func newOverviewPage(b httpapi.Backend) *overviewPage {
 }
 
 // newCache returns a cache of the answers to an expensive read, which all pages and readers share.
-func newCache[T any](interval time.Duration) *cache.Cache[string, T] {
+func newCache[T any](interval time.Duration) *redisx.Cache[string, T] {
 	const most = 100
-	return cache.New[string, T](interval, most)
+	return redisx.NewCache[string, T](interval, most)
 }
 
 // overviewData is the template data of the overview. Fields that the reader may not see are empty.

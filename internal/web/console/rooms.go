@@ -13,7 +13,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/messages"
-	"github.com/bulkaction/bulkaction/internal/stage/cache"
+	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
 
@@ -28,7 +28,7 @@ const (
 type roomPages struct {
 	rooms   httpapi.Rooms
 	backend httpapi.Backend // it knows the brokers
-	brokers *cache.Cache[string, []api.StageStatus]
+	brokers *redisx.Cache[string, []api.StageStatus]
 	paces   *paces
 	local   bool // there are no API keys: only loopback may see events
 }

@@ -1,4 +1,4 @@
-package cache
+package redisx
 
 import (
 	"errors"
@@ -11,7 +11,7 @@ import (
 func TestCache(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
-	c := New[int, string](time.Minute, 3)
+	c := NewCache[int, string](time.Minute, 3)
 	c.Now = func() time.Time { return now }
 	get := func(key int) string { v, _, _ := c.Get(key); return v }
 	for i, v := range []string{"a", "b", "c"} {
@@ -37,7 +37,7 @@ func TestCache(t *testing.T) {
 
 func TestGetOr(t *testing.T) {
 	t.Parallel()
-	c, reads := New[string, int](time.Hour, 10), 0
+	c, reads := NewCache[string, int](time.Hour, 10), 0
 	read := func() (int, error) { reads++; return reads, nil }
 	for range 3 {
 		n, err := c.GetOr("a", read)

@@ -1,6 +1,4 @@
-// Package cache keeps values that a process has read, each for a limited time. It hides which values
-// make room for new ones.
-package cache
+package redisx
 
 import (
 	"container/list"
@@ -8,8 +6,9 @@ import (
 	"time"
 )
 
-// Cache keeps at most Max values, each for TTL. A new value replaces the oldest one if the cache is
-// full. It is safe for concurrent use; the fields may be changed only before.
+// Cache keeps values that this process has read: at most Max, each for TTL. A new value replaces the
+// oldest one if the cache is full. It is safe for concurrent use; the fields may be changed only
+// before.
 type Cache[K comparable, V any] struct {
 	TTL time.Duration
 	Max int
@@ -17,17 +16,17 @@ type Cache[K comparable, V any] struct {
 
 	mu    sync.Mutex
 	byKey map[K]*list.Element
-	order list.List // of *entry[K, V], the oldest first
+	order list.List // of *cached[K, V], the oldest first
 }
 
-type entry[K comparable, V any] struct {
+type cached[K comparable, V any] struct {
 	key   K
 	value V
 	at    time.Time
 }
 
-// New returns an empty cache that uses the time of this machine.
-func New[K comparable, V any](ttl time.Duration, most int) *Cache[K, V] {
+// NewCache returns an empty cache that uses the time of this machine.
+func NewCache[K comparable, V any](ttl time.Duration, most int) *Cache[K, V] {
 	return &Cache[K, V]{TTL: ttl, Max: most, Now: time.Now, byKey: map[K]*list.Element{}}
 }
 
@@ -40,7 +39,7 @@ func (c *Cache[K, V]) Get(key K) (value V, at time.Time, ok bool) {
 	if found == nil {
 		return value, at, false
 	}
-	e := found.Value.(*entry[K, V])
+	e := found.Value.(*cached[K, V])
 	if c.Now().Sub(e.at) >= c.TTL {
 		return value, at, false
 	}
@@ -67,12 +66,12 @@ func (c *Cache[K, V]) Put(key K, value V) {
 	now := c.Now()
 	c.remove(c.byKey[key])
 	for first := c.order.Front(); first != nil; first = c.order.Front() {
-		if len(c.byKey) < c.Max && now.Sub(first.Value.(*entry[K, V]).at) < c.TTL {
+		if len(c.byKey) < c.Max && now.Sub(first.Value.(*cached[K, V]).at) < c.TTL {
 			break
 		}
 		c.remove(first)
 	}
-	c.byKey[key] = c.order.PushBack(&entry[K, V]{key, value, now})
+	c.byKey[key] = c.order.PushBack(&cached[K, V]{key, value, now})
 }
 
 // Delete removes the value of a key.
@@ -85,7 +84,7 @@ func (c *Cache[K, V]) Delete(key K) {
 // remove removes an element, unless it is nil. The caller holds mu.
 func (c *Cache[K, V]) remove(e *list.Element) {
 	if e != nil {
-		delete(c.byKey, c.order.Remove(e).(*entry[K, V]).key)
+		delete(c.byKey, c.order.Remove(e).(*cached[K, V]).key)
 	}
 }
 
@@ -95,7 +94,7 @@ func (c *Cache[K, V]) All() map[K]V {
 	defer c.mu.Unlock()
 	all := map[K]V{}
 	for key, e := range c.byKey {
-		all[key] = e.Value.(*entry[K, V]).value
+		all[key] = e.Value.(*cached[K, V]).value
 	}
 	return all
 }
