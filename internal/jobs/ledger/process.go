@@ -87,122 +87,169 @@ func DropConsumer(
 	return call.Done(r, r.Flag())
 }
 
-// OutboxEntry is an entry of the outbox: a group has entered a status.
-type OutboxEntry struct {
-	ID     string // of the entry
-	Group  string
-	Round  string
-	Status api.Status
-	At     time.Time
-	// After is the group as it was when it entered the status. But its error codes and partial
-	// aggregates are those of now. Both may be newer than the status, until the group has ended;
-	// then they no longer change in this round.
-	After  Group
-	Err    error // the entry can't be read, and the fields above mean nothing
-	values map[string]any
+// AuditState is what the leader of a partition knows of its audits.
+type AuditState struct {
+	LookedAt *time.Time       `json:"looked_at"` // time of the last incremental check; nil: none
+	DeepAt   *time.Time       `json:"deep_at"`   // time of the last full audit; nil: none
+	ByLaw    map[string]int64 `json:"by_law"`    // number of open violations
+	// Violations are the open violations; the caller of StoreAudit bounds their number.
+	Violations []AuditedViolation `json:"violations"`
 }
 
-// Text returns the whole entry, for a person to read.
-func (e *OutboxEntry) Text() string { return fmt.Sprint(e.values) }
+// AuditedViolation is an open violation, with what the next leader needs to continue tracking it.
+type AuditedViolation struct {
+	api.Violation
+	Key  string `json:"key,omitempty"` // Violation.Key
+	Deep bool   `json:"deep"`          // a full audit has found it
+}
 
-// ReadOutbox reads the oldest entries of the outbox, at most n of them, in two round trips.
-func ReadOutbox(ctx context.Context, c redis.Cmdable, p keyspace.Partition, n int) ([]OutboxEntry, error) {
-	entries, err := c.XRangeN(ctx, p.Outbox(), "-", "+", int64(n)).Result()
+// StoreAudit replaces the stored audit state of a partition. A process that has lost its leadership
+// without knowing may store an older state; the next check of the leader replaces it.
+func StoreAudit(ctx context.Context, c redis.Cmdable, p keyspace.Partition, s AuditState) error {
+	document, err := json.Marshal(s)
+	if err == nil {
+		err = c.Set(ctx, p.Audit(), document, 0).Err()
+	}
 	if err != nil {
-		return nil, fmt.Errorf("read outbox: %w", err)
-	}
-	parts := map[string]groupParts{}
-	_, err = pipelined(ctx, c, entries, func(pipe redis.Pipeliner, e redis.XMessage) any {
-		id, _ := e.Values["group"].(string)
-		if _, ok := parts[id]; !ok {
-			parts[id] = readParts(ctx, pipe, p, id)
-		}
-		return nil
-	})
-	if err != nil && (call.IsUnavailable(err) || ctx.Err() != nil) {
-		return nil, fmt.Errorf("read groups of the outbox: %w", err)
-	} // any other error is of one group: outboxEntry reports it
-	all, fields := make([]OutboxEntry, len(entries)), map[string]string{}
-	for i, e := range entries {
-		id, _ := e.Values["group"].(string)
-		all[i] = outboxEntry(e, id, parts[id], fields)
-	}
-	return all, nil
-}
-
-// outboxEntry parses an entry that a script has written. fields is a map that it overwrites, so
-// that callers need not allocate one for each entry.
-func outboxEntry(e redis.XMessage, id string, parts groupParts, fields map[string]string) OutboxEntry {
-	text := func(field string) string { v, _ := e.Values[field].(string); return v }
-	at, err := strconv.ParseInt(text("at"), 10, 64)
-	if err != nil {
-		err = fmt.Errorf("read time: %w", err)
-	}
-	err = errors.Join(err, parts.codes.Err(), parts.aggregate.Err())
-	clear(fields)
-	set := func(field, value string) { fields[field] = value }
-	if unreadable := readSnapshot(text("snapshot"), set); unreadable != nil {
-		err = fmt.Errorf("read snapshot: %w", unreadable)
-	}
-	return OutboxEntry{
-		ID: e.ID, Group: id, Round: text("round"), Status: api.Status(text("status")),
-		At: time.UnixMilli(at).UTC(), After: newGroup(fields, parts), Err: err, values: e.Values,
-	}
-}
-
-// errSnapshot says that a snapshot is not a JSON array of strings.
-var errSnapshot = errors.New("want an array of strings")
-
-// readSnapshot parses a group's hash in the form in which the outbox holds it: a JSON array of
-// field names and values in turn, written by Redis's cjson. It calls set with each field until it
-// meets an error. Reflection would cost most of the watcher's time, so the array is parsed by hand;
-// only strings with escapes go through encoding/json.
-func readSnapshot(text string, set func(field, value string)) error {
-	rest, ok := strings.CutPrefix(text, "[")
-	if !ok {
-		return errSnapshot
-	}
-	for more := true; more; {
-		var pair [2]string
-		for i := range pair {
-			if !more {
-				return errSnapshot
-			}
-			var err error
-			if pair[i], rest, err = cutString(rest); err != nil {
-				return err
-			}
-			rest, more = strings.CutPrefix(rest, ",")
-		}
-		set(pair[0], pair[1])
-	}
-	if rest != "]" {
-		return errSnapshot
+		return fmt.Errorf("store the state of the audit of partition %d: %w", p.Index(), err)
 	}
 	return nil
 }
 
-// cutString parses the JSON string at the start of text. It returns the decoded string and the rest
-// of text.
-func cutString(text string) (s, rest string, err error) {
-	if !strings.HasPrefix(text, `"`) {
-		return "", "", errSnapshot
+// ReadAudit returns the audit state that StoreAudit stored last; the zero AuditState if there is
+// none.
+func ReadAudit(ctx context.Context, c redis.Cmdable, p keyspace.Partition) (s AuditState, err error) {
+	document, err := c.Get(ctx, p.Audit()).Bytes()
+	if errors.Is(err, redis.Nil) {
+		return s, nil
 	}
-	end, escaped := 1, false
-	for ; end < len(text) && text[end] != '"'; end++ {
-		if text[end] == '\\' {
-			escaped = true
-			end++
+	if err == nil {
+		err = json.Unmarshal(document, &s)
+	}
+	if err != nil {
+		return s, fmt.Errorf("read the state of the audit of partition %d: %w", p.Index(), err)
+	}
+	for i := range s.Violations {
+		s.Violations[i].Violation.Key = s.Violations[i].Key
+	}
+	return s, nil
+}
+
+// Leader returns the id of the watcher process whose lease on a partition's leadership is valid by
+// Redis's clock; "" if there is none.
+func Leader(ctx context.Context, c redis.Cmdable, p keyspace.Partition) (string, error) {
+	now, err := c.Time(ctx).Result()
+	if err != nil {
+		return "", fmt.Errorf("read the time of Redis: %w", err)
+	}
+	lease, err := c.HMGet(ctx, p.Watch(), layout.WatchOwner, layout.WatchUntil).Result()
+	if err != nil {
+		return "", fmt.Errorf("read the leader of partition %d: %w", p.Index(), err)
+	}
+	if !values(lease).when(1).After(now) {
+		return "", nil
+	}
+	return values(lease).str(0), nil
+}
+
+// ActiveTenants returns one page of a partition's active tenants, about n, from an SSCAN cursor.
+// Begin with cursor 0; a next cursor of 0 is the end. Pages may repeat a tenant. unfinished has the
+// number of jobs of each tenant that have not ended. It makes two round trips, and one cheap read a
+// tenant.
+func ActiveTenants(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, cursor uint64, n int64,
+) (tenants []string, unfinished []int64, next uint64, err error) {
+	tenants, next, err = c.SScan(ctx, p.Active(), cursor, "", n).Result()
+	if err != nil {
+		return nil, nil, 0, fmt.Errorf("list active tenants of partition %d: %w", p.Index(), err)
+	}
+	reads, err := pipelined(ctx, c, tenants, func(pipe redis.Pipeliner, tenant string) *redis.SliceCmd {
+		return pipe.HMGet(ctx, p.Tenant(tenant), layout.TenantUnfinished)
+	})
+	if err != nil {
+		return nil, nil, 0, fmt.Errorf("read active tenants of partition %d: %w", p.Index(), err)
+	}
+	unfinished = make([]int64, len(tenants))
+	for i, read := range reads {
+		unfinished[i] = values(read.Val()).num(0)
+	}
+	return tenants, unfinished, next, nil
+}
+
+// StoreBusiest stores the document with a partition's busiest tenants, which the watcher has found.
+// Twice: the second call stores the same.
+func StoreBusiest(ctx context.Context, c redis.Cmdable, p keyspace.Partition, document []byte) error {
+	if err := c.Set(ctx, p.Top(), document, 0).Err(); err != nil {
+		return fmt.Errorf("store the busiest tenants of partition %d: %w", p.Index(), err)
+	}
+	return nil
+}
+
+// Busiest returns the document that StoreBusiest stored last; nil if there is none.
+func Busiest(ctx context.Context, c redis.Cmdable, p keyspace.Partition) ([]byte, error) {
+	document, err := c.Get(ctx, p.Top()).Bytes()
+	if errors.Is(err, redis.Nil) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the busiest tenants of partition %d: %w", p.Index(), err)
+	}
+	return document, nil
+}
+
+const (
+	// SampleSlot is the length of a slot of time. Of each slot one sample is kept.
+	SampleSlot = 10 * time.Second
+	// MaxSamples is how many samples are kept: those of a day.
+	MaxSamples = int(24 * time.Hour / SampleSlot)
+)
+
+var history = call.NewScript("history", lua.Source("processes/history"))
+
+// Sample is the figures of the installation at one time. It has totals and no rates: a rate is
+// computed from two samples, whatever time lies between them.
+type Sample struct {
+	At time.Time `json:"-"` // by Redis
+	api.JobTotals
+	api.Gauges
+}
+
+// RecordSample stores a sample, unless a sample of the same slot or a later one is stored. It first
+// deletes samples of the future, which a clock that was set back has left. It reports whether it
+// has stored the sample. Twice: the second call stores nothing.
+func RecordSample(ctx context.Context, c redis.Cmdable, space keyspace.Space, s Sample) (bool, error) {
+	text, err := json.Marshal(s)
+	if err != nil {
+		return false, fmt.Errorf("encode a sample of the history: %w", err)
+	}
+	args := []any{s.At.UnixMilli(), SampleSlot.Milliseconds(), MaxSamples, text}
+	r := history.Read(ctx, c, []string{space.History()}, args)
+	stored := r.Flag()
+	if err := r.Err(); err != nil {
+		return false, fmt.Errorf("store a sample of the history: %w", err)
+	}
+	return stored, nil
+}
+
+// Samples returns the n newest samples, the newest first. It leaves out what it can't read.
+func Samples(ctx context.Context, c redis.Cmdable, space keyspace.Space, n int) ([]Sample, error) {
+	lines, err := c.LRange(ctx, space.History(), 0, int64(n)-1).Result()
+	if err != nil {
+		return nil, fmt.Errorf("read the history: %w", err)
+	}
+	samples := make([]Sample, 0, len(lines))
+	for _, line := range lines {
+		at, text, _ := strings.Cut(line, " ")
+		ms, err := strconv.ParseInt(at, 10, 64)
+		var s Sample
+		if err == nil {
+			err = json.Unmarshal([]byte(text), &s)
 		}
-	}
-	if end >= len(text) {
-		return "", "", errSnapshot
-	}
-	s, rest = text[1:end], text[end+1:]
-	if escaped {
-		if err := json.Unmarshal([]byte(text[:end+1]), &s); err != nil {
-			return "", "", fmt.Errorf("%w: %w", errSnapshot, err)
+		if err != nil {
+			continue
 		}
+		s.At = time.UnixMilli(ms).UTC()
+		samples = append(samples, s)
 	}
-	return s, rest, nil
+	return samples, nil
 }

@@ -156,16 +156,25 @@ func (c *Console) allPages() []page {
 	letters, tenants, guards := letterPages{c.Backend}, tenantPages{c.Backend}, guardPages{c.Backend}
 	all := []page{
 		{path: "/{$}", nav: "Overview", scope: open, view: c.overview.view},
-		{path: "/groups", nav: "Groups", scope: auth.Read, view: groups.list},
+		{path: "/groups", nav: "Groups", scope: auth.Read, view: listOf(groups.readList).page("groups", "Groups", "groups")},
 		{path: "/groups/{id}", scope: auth.Read, view: groups.group},
 		{path: "/groups/{id}/failures", scope: auth.Read, view: failuresPage{c}.view},
 		{path: "/groups/{id}/jobs", scope: auth.Read, view: groups.goToJob},
 		{path: "/groups/{id}/jobs/{ordinal}", scope: auth.Read, view: groups.job},
 		{path: "/tenants", nav: "Tenants", scope: auth.Read, view: tenants.list},
 		{path: "/tenants/{id}", scope: auth.Read, view: tenants.tenant},
-		{path: "/dead-letters", nav: "Dead letters", scope: auth.Read, view: letters.deadLetters},
-		{path: "/rejected", nav: "Rejected", scope: auth.ReadSystem, view: letters.rejected},
-		{path: "/guards", nav: "Guards", scope: auth.ReadSystem, view: guards.list},
+		{
+			path: "/dead-letters", nav: "Dead letters", scope: auth.Read,
+			view: listOf(letters.readDeadLetters).page("deadletters", "Dead letters", "dead-letters"),
+		},
+		{
+			path: "/rejected", nav: "Rejected", scope: auth.ReadSystem,
+			view: listOf(letters.readRejected).page("rejected", "Rejected messages", "rejected"),
+		},
+		{
+			path: "/guards", nav: "Guards", scope: auth.ReadSystem,
+			view: listOf(guards.readList).page("guards", "Guards", "guards"),
+		},
 		{path: "/guards/{name}", scope: auth.ReadSystem, view: guards.guard},
 		{path: "/rooms", nav: "Rooms", scope: auth.ReadSystem, view: c.rooms.list},
 		{path: "/rooms/{event}", scope: auth.ReadSystem, view: c.rooms.room},

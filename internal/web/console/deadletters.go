@@ -51,14 +51,6 @@ type deadLetter struct {
 	Text string // the payload, with line breaks; "": the reader may not see it
 }
 
-func (p letterPages) deadLetters(r *http.Request) (view, error) {
-	return listOf(p.readDeadLetters).view(r, view{name: "deadletters", title: "Dead letters", topic: "dead-letters"})
-}
-
-func (p letterPages) openDeadLetters(_ context.Context, arg string) (func(context.Context) (any, error), error) {
-	return listOf(p.readDeadLetters).open(arg, listInterval)
-}
-
 // minute is the layout of the time since which the page lists dead letters, as in package time.
 const minute = "2006-01-02T15:04"
 
@@ -159,16 +151,6 @@ type rejectedData struct {
 	Data     bool // the messages have their data
 	Next     string
 	First    bool
-}
-
-// rejected serves the page of messages that ingest has rejected. It shows their data only if the
-// query asks for it and the reader may see payloads.
-func (p letterPages) rejected(r *http.Request) (view, error) {
-	return listOf(p.readRejected).view(r, view{name: "rejected", title: "Rejected messages", topic: "rejected"})
-}
-
-func (p letterPages) openRejected(_ context.Context, arg string) (func(context.Context) (any, error), error) {
-	return listOf(p.readRejected).open(arg, listInterval)
 }
 
 // readRejected parses the query of the list of rejected messages. It returns a function that reads

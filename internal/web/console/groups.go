@@ -47,19 +47,15 @@ type groupsData struct {
 	Tenants  bool // the reader sees groups of several tenants
 }
 
-func (p groupPages) list(r *http.Request) (view, error) {
-	return listOf(p.readList).view(r, view{name: "groups", title: "Groups", topic: "groups"})
-}
-
 // openList returns the function that reads the live data of a list of groups. The function reads
 // the unfiltered first page at each call, and any other page at most once per listInterval, because
 // that may look at thousands of groups.
-func (p groupPages) openList(_ context.Context, arg string) (func(context.Context) (any, error), error) {
+func (p groupPages) openList(ctx context.Context, arg string) (func(context.Context) (any, error), error) {
 	interval := listInterval
 	if arg == "" {
 		interval = 0
 	}
-	return listOf(p.readList).open(arg, interval)
+	return listOf(p.readList).live(interval)(ctx, arg)
 }
 
 // readList parses the query of the list of groups. It returns a function that reads this page of
@@ -199,27 +195,30 @@ func (p groupPages) control(name string) func(context.Context, *http.Request) (s
 // topic.
 type listOf func(q url.Values) (read func(context.Context) (any, error), filter url.Values, err error)
 
-// view fills in v, whose topic is only the name of a topic: it reads the data for the query of r,
-// and adds the valid parameters to the topic.
-func (l listOf) view(r *http.Request, v view) (view, error) {
-	read, filter, err := l(r.URL.Query())
-	if err != nil {
-		return view{}, err
+// page returns the view of a list. The parameters of a request's query that are valid become part
+// of the topic.
+func (l listOf) page(name, title, topic string) func(r *http.Request) (view, error) {
+	return func(r *http.Request) (view, error) {
+		read, filter, err := l(r.URL.Query())
+		if err != nil {
+			return view{}, err
+		}
+		data, err := read(r.Context())
+		return view{name: name, title: title, data: data, topic: topic + ":" + filter.Encode()}, err
 	}
-	v.data, err = read(r.Context())
-	v.topic += ":" + filter.Encode()
-	return v, err
 }
 
-// open returns a function that returns the live data of a list, and reads it at most once per
-// interval. arg is the part of the topic behind the colon: the parameters of the list.
-func (l listOf) open(arg string, interval time.Duration) (func(context.Context) (any, error), error) {
-	q, err := url.ParseQuery(arg)
-	if err != nil {
-		return nil, invalid("topics", "is malformed")
+// live returns the open of a list's topic, whose argument is the parameters of the list. The data is
+// read at most once per interval.
+func (l listOf) live(interval time.Duration) func(context.Context, string) (func(context.Context) (any, error), error) {
+	return func(_ context.Context, arg string) (func(context.Context) (any, error), error) {
+		q, err := url.ParseQuery(arg)
+		if err != nil {
+			return nil, invalid("topics", "is malformed")
+		}
+		read, _, err := l(q)
+		return every(interval, read), err
 	}
-	read, _, err := l(q)
-	return every(interval, read), err
 }
 
 // every returns a function that calls read at most once per interval, and otherwise returns the

@@ -2,7 +2,6 @@ package console
 
 import (
 	"context"
-	"errors"
 	"net/http"
 	"net/url"
 	"slices"
@@ -141,10 +140,8 @@ func (p roomPages) openRoom(ctx context.Context, event string) (func(context.Con
 	if !api.ValidID(event) {
 		return nil, api.ErrNotFound
 	}
-	if _, err := p.rooms.Event(ctx, event); err != nil && !errors.Is(err, api.ErrUnavailable) {
-		return nil, err
-	}
-	return p.reader(event), nil
+	_, err := p.rooms.Event(ctx, event)
+	return p.reader(event), unlessAway(err)
 }
 
 func (p roomPages) reader(event string) func(context.Context) (any, error) {
