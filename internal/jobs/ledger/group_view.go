@@ -13,7 +13,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/jobs/ledger/layout"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
@@ -74,14 +73,14 @@ func ReadGroupSummary(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, id string, maxAggregate int64,
 ) (g Group, complete bool, err error) {
 	var fields *redis.MapStringStringCmd
-	var sizes [layout.Partials + 1]*redis.IntCmd
+	var sizes [partials + 1]*redis.IntCmd
 	parts := groupParts{aggregate: &redis.MapStringStringCmd{}}
 	_, err = c.Pipelined(ctx, func(pipe redis.Pipeliner) error {
 		fields, parts.codes = pipe.HGetAll(ctx, p.Group(id)), pipe.HGetAll(ctx, p.Codes(id))
-		for i := range layout.Partials {
-			sizes[i] = pipe.HStrLen(ctx, p.Aggregate(id), layout.AggregatePartial+strconv.Itoa(i))
+		for i := range partials {
+			sizes[i] = pipe.HStrLen(ctx, p.Aggregate(id), aggregatePartial+strconv.Itoa(i))
 		}
-		sizes[layout.Partials] = pipe.HStrLen(ctx, p.Aggregate(id), layout.AggregateFailed)
+		sizes[partials] = pipe.HStrLen(ctx, p.Aggregate(id), aggregateFailed)
 		return nil
 	})
 	bytes := int64(0)
@@ -103,38 +102,38 @@ func ReadGroupSummary(
 func newGroup(fields map[string]string, parts groupParts) Group {
 	num := func(field string) int64 { return integer(fields[field]) }
 	g := Group{
-		ID:         fields[layout.GroupID],
-		Tenant:     fields[layout.GroupTenant],
-		Name:       fields[layout.GroupName],
-		Type:       fields[layout.GroupType],
-		Lane:       fields[layout.GroupLane],
-		Status:     api.Status(fields[layout.GroupStatus]),
-		Round:      int(num(layout.GroupRound)),
-		Sealed:     fields[layout.GroupSealed] != "",
-		Paused:     fields[layout.GroupPaused] != "",
-		Started:    instant(fields[layout.GroupStarted]),
-		Aggregates: fields[layout.GroupAggregate],
-		Throttles:  num(layout.GroupThrottles),
-		Retries:    num(layout.GroupRetries),
+		ID:         fields[groupID],
+		Tenant:     fields[groupTenant],
+		Name:       fields[groupName],
+		Type:       fields[groupType],
+		Lane:       fields[groupLane],
+		Status:     api.Status(fields[groupStatus]),
+		Round:      int(num(groupRound)),
+		Sealed:     fields[groupSealed] != "",
+		Paused:     fields[groupPaused] != "",
+		Started:    instant(fields[groupStarted]),
+		Aggregates: fields[groupAggregate],
+		Throttles:  num(groupThrottles),
+		Retries:    num(groupRetries),
 		Counts: api.Counts{
-			Accepted: num(layout.GroupAccepted), Waiting: num(layout.GroupWaiting), NonReady: num(layout.GroupNonReady),
-			Ready: num(layout.GroupReady), InFlight: num(layout.GroupInFlight),
-			Done: num(layout.GroupDone), Failed: num(layout.GroupFailed), Cancelled: num(layout.GroupCancelled),
+			Accepted: num(groupAccepted), Waiting: num(groupWaiting), NonReady: num(groupNonReady),
+			Ready: num(groupReady), InFlight: num(groupInFlight),
+			Done: num(groupDone), Failed: num(groupFailed), Cancelled: num(groupCancelled),
 		},
 		Entered:        map[string]time.Time{},
 		FailuresByCode: countsByCode(parts.codes.Val()),
 	}
-	if fields[layout.GroupTotal] != "" {
-		total := num(layout.GroupTotal)
+	if fields[groupTotal] != "" {
+		total := num(groupTotal)
 		g.Total = &total
 	}
 	for field, value := range fields {
-		if status, ok := strings.CutPrefix(field, layout.GroupAt); ok {
+		if status, ok := strings.CutPrefix(field, groupAt); ok {
 			g.Entered[status] = time.UnixMilli(integer(value)).UTC()
 		}
 	}
 	for field, value := range parts.aggregate.Val() {
-		if strings.HasPrefix(field, layout.AggregatePartial) {
+		if strings.HasPrefix(field, aggregatePartial) {
 			g.Partials = append(g.Partials, value)
 		}
 	}
@@ -156,8 +155,8 @@ type GroupState struct {
 func QueueGroupState(
 	ctx context.Context, pipe redis.Pipeliner, p keyspace.Partition, group string,
 ) func() (GroupState, bool) {
-	read := pipe.HMGet(ctx, p.Group(group), layout.GroupStatus, layout.GroupRound, layout.GroupSealed,
-		layout.GroupTotal, layout.GroupPaused, layout.GroupSubmitted)
+	read := pipe.HMGet(ctx, p.Group(group), groupStatus, groupRound, groupSealed,
+		groupTotal, groupPaused, groupSubmitted)
 	return func() (GroupState, bool) {
 		v := values(read.Val())
 		if !v.has(0) {
@@ -178,7 +177,7 @@ func QueueGroupState(
 // status of a group that does not exist is "".
 func Statuses(ctx context.Context, c redis.Cmdable, p keyspace.Partition, groups []string) ([]api.Status, error) {
 	reads, err := pipelined(ctx, c, groups, func(pipe redis.Pipeliner, id string) *redis.SliceCmd {
-		return pipe.HMGet(ctx, p.Group(id), layout.GroupStatus)
+		return pipe.HMGet(ctx, p.Group(id), groupStatus)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("read statuses of groups: %w", err)
@@ -192,7 +191,7 @@ func Statuses(ctx context.Context, c redis.Cmdable, p keyspace.Partition, groups
 
 // TenantOf returns the tenant of a group; "" when the group does not exist.
 func TenantOf(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string) (string, error) {
-	tenant, err := c.HGet(ctx, p.Group(group), layout.GroupTenant).Result()
+	tenant, err := c.HGet(ctx, p.Group(group), groupTenant).Result()
 	if err != nil && !errors.Is(err, redis.Nil) {
 		return "", fmt.Errorf("read tenant of group %s: %w", group, err)
 	}
@@ -205,7 +204,7 @@ func TenantOf(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group 
 // for it.
 func Unsettled(ctx context.Context, c redis.Cmdable, p keyspace.Partition, groups []string) (map[string]bool, error) {
 	reads, err := pipelined(ctx, c, groups, func(pipe redis.Pipeliner, id string) *redis.SliceCmd {
-		return pipe.HMGet(ctx, p.Group(id), layout.GroupSweep, layout.GroupRequeue)
+		return pipe.HMGet(ctx, p.Group(id), groupSweep, groupRequeue)
 	})
 	if err != nil && (call.IsUnavailable(err) || ctx.Err() != nil) {
 		return nil, fmt.Errorf("read unfinished cancellations and reopenings: %w", err)
@@ -241,10 +240,10 @@ type Progress struct {
 }
 
 var progressFields = []string{
-	layout.GroupStatus, layout.GroupAccepted, layout.GroupWaiting, layout.GroupNonReady, layout.GroupReady,
-	layout.GroupInFlight, layout.GroupDone, layout.GroupFailed, layout.GroupCancelled,
-	layout.GroupReduced, layout.GroupThrottles, layout.GroupRetries,
-	layout.GroupAt + "created", layout.GroupStarted, layout.GroupAt + "aggregating", layout.GroupAt + "completed",
+	groupStatus, groupAccepted, groupWaiting, groupNonReady, groupReady,
+	groupInFlight, groupDone, groupFailed, groupCancelled,
+	groupReduced, groupThrottles, groupRetries,
+	groupAt + "created", groupStarted, groupAt + "aggregating", groupAt + "completed",
 }
 
 // ReadProgress reads the progress of groups, in their order. It costs one HMGET a group, all in one
@@ -297,7 +296,7 @@ func ReadQueues(
 	paused := map[string]*redis.BoolCmd{}
 	orders, err := pipelined(ctx, c, queues, func(pipe redis.Pipeliner, q TenantQueue) *redis.StringSliceCmd {
 		if paused[q.Type] == nil {
-			paused[q.Type] = pipe.HExists(ctx, p.Pauses(), layout.PauseOfType+q.Type)
+			paused[q.Type] = pipe.HExists(ctx, p.Pauses(), pauseOfType+q.Type)
 		}
 		return pipe.ZRange(ctx, p.FairTenant(q.Type, q.Lane, q.Tenant), 0, most-1)
 	})
@@ -311,7 +310,7 @@ func ReadQueues(
 	slices.Sort(ids)
 	ids = slices.Compact(ids)
 	counts, err := pipelined(ctx, c, ids, func(pipe redis.Pipeliner, id string) *redis.SliceCmd {
-		return pipe.HMGet(ctx, p.Group(id), layout.GroupWaiting)
+		return pipe.HMGet(ctx, p.Group(id), groupWaiting)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("read queues of partition %d: %w", p.Index(), err)
@@ -454,8 +453,8 @@ func ReadGroupFacts(
 	// Each reply has the error of the pipeline or its own.
 	reads, _ := pipelined(ctx, c, ids, func(pipe redis.Pipeliner, id string) replies {
 		return replies{
-			pipe.HMGet(ctx, p.Group(id), layout.GroupStatus, layout.GroupPaused, layout.GroupType, layout.GroupTypes,
-				layout.GroupFailed),
+			pipe.HMGet(ctx, p.Group(id), groupStatus, groupPaused, groupType, groupTypes,
+				groupFailed),
 			pipe.ZScore(ctx, p.Groups(), id),
 		}
 	})
@@ -468,7 +467,7 @@ func ReadGroupFacts(
 		facts[i] = GroupFacts{
 			Status: api.Status(v.str(0)), Paused: v.has(1), FailedJobs: v.num(4) > 0,
 			Created: time.UnixMilli(int64(read.created.Val())),
-			types:   append(strings.Split(v.str(3), layout.TypesSeparator), v.str(2)),
+			types:   append(strings.Split(v.str(3), typesSeparator), v.str(2)),
 		}
 	}
 	return facts, nil

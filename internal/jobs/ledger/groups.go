@@ -13,7 +13,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/jobs/ledger/layout"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
@@ -55,33 +54,33 @@ type GroupFields struct {
 // Encode returns the fields as the group's hash stores them, for [CreateArgs].
 func (g *GroupFields) Encode() map[string]string {
 	f := map[string]string{
-		layout.GroupLane:         g.Lane,
-		layout.GroupName:         g.Name,
-		layout.GroupBasePriority: strconv.FormatFloat(g.BasePriority, 'f', -1, 64),
+		groupLane:         g.Lane,
+		groupName:         g.Name,
+		groupBasePriority: strconv.FormatFloat(g.BasePriority, 'f', -1, 64),
 	}
 	if g.MaxRetries != nil {
-		f[layout.GroupMaxRetries] = strconv.Itoa(*g.MaxRetries)
+		f[groupMaxRetries] = strconv.Itoa(*g.MaxRetries)
 	}
 	if g.JobTimeout > 0 {
-		f[layout.GroupJobTimeout] = strconv.FormatInt(g.JobTimeout.Milliseconds(), 10)
+		f[groupJobTimeout] = strconv.FormatInt(g.JobTimeout.Milliseconds(), 10)
 	}
 	if g.RunAt != nil {
-		f[layout.GroupRunAt] = strconv.FormatInt(g.RunAt.UnixMilli(), 10)
+		f[groupRunAt] = strconv.FormatInt(g.RunAt.UnixMilli(), 10)
 	}
 	if g.FailureThreshold != nil {
-		f[layout.GroupFailureThreshold] = strconv.FormatFloat(*g.FailureThreshold, 'f', -1, 64)
+		f[groupFailureThreshold] = strconv.FormatFloat(*g.FailureThreshold, 'f', -1, 64)
 	}
 	if g.Total != nil {
-		f[layout.GroupTotal] = strconv.FormatInt(*g.Total, 10)
+		f[groupTotal] = strconv.FormatInt(*g.Total, 10)
 	}
 	if g.Aggregate != "" {
-		f[layout.GroupAggregate] = g.Aggregate
+		f[groupAggregate] = g.Aggregate
 	}
 	if g.ReduceFailures {
-		f[layout.GroupReduceFailures] = "1"
+		f[groupReduceFailures] = "1"
 	}
 	if g.UniqueKeys {
-		f[layout.GroupUniqueKeys] = "1"
+		f[groupUniqueKeys] = "1"
 	}
 	return f
 }

@@ -12,7 +12,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/jobs/ledger/layout"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/lua"
@@ -54,7 +53,7 @@ func acquireLease(
 // survives a change of leader. If its value is not higher than the one returned before, Redis has
 // lost writes that it had confirmed.
 func CountRenewal(ctx context.Context, c redis.Cmdable, p keyspace.Partition) (int64, error) {
-	n, err := c.HIncrBy(ctx, p.Watch(), layout.WatchRenewals, 1).Result()
+	n, err := c.HIncrBy(ctx, p.Watch(), watchRenewals, 1).Result()
 	if err != nil {
 		return 0, fmt.Errorf("count renewals of the leader lease: %w", err)
 	}
@@ -64,7 +63,7 @@ func CountRenewal(ctx context.Context, c redis.Cmdable, p keyspace.Partition) (i
 // TakeDeletedFound returns whether, since the last call, [Reclaim] has found pending entries that
 // are no longer in their ready stream. It deletes the mark that says so.
 func TakeDeletedFound(ctx context.Context, c redis.Cmdable, p keyspace.Partition) (bool, error) {
-	removed, err := c.HDel(ctx, p.Watch(), layout.WatchSuspicious).Result()
+	removed, err := c.HDel(ctx, p.Watch(), watchSuspicious).Result()
 	if err != nil {
 		return false, fmt.Errorf("read whether reclaim has found deleted entries: %w", err)
 	}
@@ -142,7 +141,7 @@ func Leader(ctx context.Context, c redis.Cmdable, p keyspace.Partition) (string,
 	if err != nil {
 		return "", fmt.Errorf("read the time of Redis: %w", err)
 	}
-	lease, err := c.HMGet(ctx, p.Watch(), layout.WatchOwner, layout.WatchUntil).Result()
+	lease, err := c.HMGet(ctx, p.Watch(), watchOwner, watchUntil).Result()
 	if err != nil {
 		return "", fmt.Errorf("read the leader of partition %d: %w", p.Index(), err)
 	}
@@ -164,7 +163,7 @@ func ActiveTenants(
 		return nil, nil, 0, fmt.Errorf("list active tenants of partition %d: %w", p.Index(), err)
 	}
 	reads, err := pipelined(ctx, c, tenants, func(pipe redis.Pipeliner, tenant string) *redis.SliceCmd {
-		return pipe.HMGet(ctx, p.Tenant(tenant), layout.TenantUnfinished)
+		return pipe.HMGet(ctx, p.Tenant(tenant), tenantUnfinished)
 	})
 	if err != nil {
 		return nil, nil, 0, fmt.Errorf("read active tenants of partition %d: %w", p.Index(), err)

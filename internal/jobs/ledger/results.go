@@ -13,7 +13,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/jobs/ledger/layout"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
@@ -326,7 +325,7 @@ type PartialAggregate struct {
 }
 
 // Partials is the number of partial aggregates of a group.
-const Partials = layout.Partials
+const Partials = partials
 
 // ReadPartials reads the partial aggregate with this number of each group of a partition, in the
 // order of the groups and in one round trip.
@@ -337,9 +336,9 @@ func ReadPartials(
 	// Each reply has the error of the pipeline or its own.
 	reads, _ := pipelined(ctx, c, groups, func(pipe redis.Pipeliner, id string) replies {
 		return replies{
-			group: pipe.HMGet(ctx, p.Group(id), layout.GroupStatus, layout.GroupTenant, layout.GroupAggregate),
+			group: pipe.HMGet(ctx, p.Group(id), groupStatus, groupTenant, groupAggregate),
 			partial: pipe.HMGet(ctx, p.Aggregate(id),
-				layout.AggregateVersion+partial, layout.AggregatePartial+partial),
+				aggregateVersion+partial, aggregatePartial+partial),
 		}
 	})
 	out := make([]PartialAggregate, len(groups))

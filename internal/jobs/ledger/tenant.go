@@ -14,7 +14,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/jobs/ledger/layout"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
@@ -104,7 +103,7 @@ func ImplicitTenants(ctx context.Context, c redis.Cmdable, tenants []TenantRef) 
 		return replies{
 			pipe.ZRange(ctx, t.Partition.GroupsOf(t.ID), 0, 1),
 			pipe.HMGet(ctx, t.Partition.Tenant(t.ID),
-				layout.TenantRPS, layout.TenantWeight, layout.TenantBasePriority, layout.TenantPaused),
+				tenantRPS, tenantWeight, tenantBasePriority, tenantPaused),
 		}
 	})
 	if err != nil {
@@ -139,9 +138,9 @@ func ChangeTenant(
 ) error {
 	kept := ""
 	for name, given := range map[string]bool{
-		layout.TenantRPS:          change.RPS.Given,
-		layout.TenantWeight:       change.Weight.Given,
-		layout.TenantBasePriority: change.BasePriority.Given,
+		tenantRPS:          change.RPS.Given,
+		tenantWeight:       change.Weight.Given,
+		tenantBasePriority: change.BasePriority.Given,
 	} {
 		if !given {
 			kept += name + "|"
@@ -436,7 +435,7 @@ func SetPolicy(ctx context.Context, c redis.Cmdable, p keyspace.Partition, alpha
 	if alpha != nil {
 		want = strconv.FormatFloat(*alpha, 'f', -1, 64)
 	}
-	have, err := c.HGet(ctx, p.Rate(), layout.RateRanked).Result()
+	have, err := c.HGet(ctx, p.Rate(), rateRanked).Result()
 	if err != nil && !errors.Is(err, redis.Nil) {
 		return fmt.Errorf("read policy of partition %d: %w", p.Index(), err)
 	}

@@ -10,7 +10,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/jobs/ledger/layout"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
@@ -68,13 +67,13 @@ func Loads(ctx context.Context, c redis.Cmdable, p keyspace.Partition, types []s
 // totals names the fields of load:TYPE that only grow. The hash watch has the same fields for
 // retired types.
 var totals = []string{
-	layout.LoadAccepted, layout.LoadStarted, layout.LoadDone, layout.LoadFailed, layout.LoadRetried,
-	layout.LoadThrottled,
+	loadAccepted, loadStarted, loadDone, loadFailed, loadRetried,
+	loadThrottled,
 }
 
 // loadFields are the fields of load:TYPE that Loads reads.
 var loadFields = append([]string{
-	layout.LoadWaiting, layout.LoadNonReady, layout.LoadStale, layout.LoadLost,
+	loadWaiting, loadNonReady, loadStale, loadLost,
 }, totals...)
 
 // totals converts the values of the fields in the variable totals, in that order.
@@ -98,7 +97,7 @@ func PausedTypes(ctx context.Context, c redis.Cmdable, p keyspace.Partition, kno
 	if len(known) > 0 {
 		fields := make([]string, len(known))
 		for i, typ := range known {
-			fields[i] = layout.PauseOfType + typ
+			fields[i] = pauseOfType + typ
 		}
 		values, err := c.HMGet(ctx, p.Pauses(), fields...).Result()
 		if err != nil {
@@ -112,12 +111,12 @@ func PausedTypes(ctx context.Context, c redis.Cmdable, p keyspace.Partition, kno
 	}
 	cursor := uint64(0)
 	for range maxPausePages {
-		pairs, next, err := c.HScan(ctx, p.Pauses(), cursor, layout.PauseOfType+"*", 1000).Result()
+		pairs, next, err := c.HScan(ctx, p.Pauses(), cursor, pauseOfType+"*", 1000).Result()
 		if err != nil {
 			return nil, failed(err)
 		}
 		for pair := range slices.Chunk(pairs, 2) {
-			types = append(types, strings.TrimPrefix(pair[0], layout.PauseOfType))
+			types = append(types, strings.TrimPrefix(pair[0], pauseOfType))
 		}
 		if cursor = next; cursor == 0 {
 			break
@@ -129,7 +128,7 @@ func PausedTypes(ctx context.Context, c redis.Cmdable, p keyspace.Partition, kno
 
 // TypePaused reports whether a type is paused.
 func TypePaused(ctx context.Context, c redis.Cmdable, p keyspace.Partition, typ string) (bool, error) {
-	return c.HExists(ctx, p.Pauses(), layout.PauseOfType+typ).Result()
+	return c.HExists(ctx, p.Pauses(), pauseOfType+typ).Result()
 }
 
 // HaveJobs returns for each type of a partition whether it has waiting, non-ready or ready jobs, or
@@ -141,7 +140,7 @@ func HaveJobs(ctx context.Context, c redis.Cmdable, p keyspace.Partition, types 
 	}
 	reads, err := pipelined(ctx, c, types, func(pipe redis.Pipeliner, typ string) replies {
 		return replies{
-			load:  pipe.HMGet(ctx, p.Load(typ), layout.LoadWaiting, layout.LoadNonReady),
+			load:  pipe.HMGet(ctx, p.Load(typ), loadWaiting, loadNonReady),
 			ready: pipe.XLen(ctx, p.Ready(typ)),
 		}
 	})

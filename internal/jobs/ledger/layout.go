@@ -1,8 +1,7 @@
-// Package layout names the fields of the hashes that hold groups, tenants, types and limits. Only
-// package ledger, which owns this layout, the audit, which recounts for itself, and package tamper
-// of the testkit may import it; a linter rule holds that. Scripts in package lua use the same
-// names: a test finds no field in Redis that the tables below do not list.
-package layout
+package ledger
+
+// This file names the fields of the hashes that hold groups, tenants, types and limits. Scripts in
+// package lua use the same names: a test finds no field in Redis that the tables below do not list.
 
 // Group is the hash group:GROUP: what was asked for, the status and the counts.
 //
@@ -74,48 +73,48 @@ package layout
 //	repaired                 repair               version of the counts: how often they were
 //	                                              repaired
 const (
-	GroupID               = "id"
-	GroupTenant           = "tenant"
-	GroupType             = "type"
-	GroupName             = "name"
-	GroupLane             = "lane"
-	GroupBasePriority     = "base_priority"
-	GroupMaxRetries       = "max_retries"
-	GroupJobTimeout       = "job_timeout"
-	GroupRunAt            = "run_at"
-	GroupFailureThreshold = "failure_threshold"
-	GroupAggregate        = "aggregate"
-	GroupTotal            = "total"
-	GroupStatus           = "status"
-	GroupRound            = "round"
-	GroupAt               = "at:" // a prefix
-	GroupStarted          = "started"
-	GroupSealed           = "sealed"
-	GroupSubmitted        = "submitted"
-	GroupTypes            = "types"
-	GroupPaused           = "paused"
-	GroupAccepted         = "accepted"
-	GroupWaiting          = "waiting"
-	GroupNonReady         = "non_ready"
-	GroupReady            = "ready"
-	GroupInFlight         = "in_flight"
-	GroupDone             = "done"
-	GroupFailed           = "failed"
-	GroupCancelled        = "cancelled"
-	GroupReduced          = "reduced"
-	GroupThrottles        = "throttles"
-	GroupRetries          = "retries"
-	GroupSweep            = "sweep"
-	GroupRequeue          = "requeue"
-	GroupReduceFailures   = "reduce_failures"
-	GroupFailuresReduced  = "failures_reduced"
-	GroupResultsExpired   = "results_expired"
-	GroupRepaired         = "repaired"
-	GroupUniqueKeys       = "unique_keys"
+	groupID               = "id"
+	groupTenant           = "tenant"
+	groupType             = "type"
+	groupName             = "name"
+	groupLane             = "lane"
+	groupBasePriority     = "base_priority"
+	groupMaxRetries       = "max_retries"
+	groupJobTimeout       = "job_timeout"
+	groupRunAt            = "run_at"
+	groupFailureThreshold = "failure_threshold"
+	groupAggregate        = "aggregate"
+	groupTotal            = "total"
+	groupStatus           = "status"
+	groupRound            = "round"
+	groupAt               = "at:" // a prefix
+	groupStarted          = "started"
+	groupSealed           = "sealed"
+	groupSubmitted        = "submitted"
+	groupTypes            = "types"
+	groupPaused           = "paused"
+	groupAccepted         = "accepted"
+	groupWaiting          = "waiting"
+	groupNonReady         = "non_ready"
+	groupReady            = "ready"
+	groupInFlight         = "in_flight"
+	groupDone             = "done"
+	groupFailed           = "failed"
+	groupCancelled        = "cancelled"
+	groupReduced          = "reduced"
+	groupThrottles        = "throttles"
+	groupRetries          = "retries"
+	groupSweep            = "sweep"
+	groupRequeue          = "requeue"
+	groupReduceFailures   = "reduce_failures"
+	groupFailuresReduced  = "failures_reduced"
+	groupResultsExpired   = "results_expired"
+	groupRepaired         = "repaired"
+	groupUniqueKeys       = "unique_keys"
 )
 
-// TypesSeparator divides the types of a group.
-const TypesSeparator = "|"
+// typesSeparator divides the types of a group.
+const typesSeparator = "|"
 
 // Aggregate is the hash aggregate:GROUP: the partial aggregates.
 //
@@ -124,12 +123,12 @@ const TypesSeparator = "|"
 //	version:PARTIAL    µs    reduce               when it was written
 //	partial:failed           reduce_failures      the partial aggregate of the failed jobs
 //
-// PARTIAL is a number below Partials.
+// PARTIAL is a number below partials.
 const (
-	AggregatePartial = "partial:" // a prefix
-	AggregateVersion = "version:" // a prefix
-	AggregateFailed  = AggregatePartial + "failed"
-	Partials         = 16
+	aggregatePartial = "partial:" // a prefix
+	aggregateVersion = "version:" // a prefix
+	aggregateFailed  = aggregatePartial + "failed"
+	partials         = 16
 )
 
 // Other hashes of a group have the ordinal of a job or an error code for a field:
@@ -149,7 +148,7 @@ const (
 //	                           lose, requeue,
 //	                           repair
 const (
-	RecordSeparator = "\n" // between the parts of a record of failures:GROUP or errors:GROUP
+	recordSeparator = "\n" // between the parts of a record of failures:GROUP or errors:GROUP
 )
 
 // Tenant is the hash tenant:TENANT: settings, counters, and the state of the fair queue and
@@ -191,13 +190,13 @@ const (
 //	pace                     outcome              two marks of time (ms) and ended, for its
 //	                                              present speed
 const (
-	TenantRPS          = "rps"
-	TenantWeight       = "weight"
-	TenantBasePriority = "base_priority"
-	TenantPaused       = "paused"
-	TenantUnfinished   = "unfinished"
-	TenantActive       = "active"
-	TenantCongested    = "congested"
+	tenantRPS          = "rps"
+	tenantWeight       = "weight"
+	tenantBasePriority = "base_priority"
+	tenantPaused       = "paused"
+	tenantUnfinished   = "unfinished"
+	tenantActive       = "active"
+	tenantCongested    = "congested"
 )
 
 // Load is the hash load:TYPE: the counters of a type. They begin at 0 again after retire has
@@ -230,17 +229,17 @@ const (
 //	quick, quick_at    ms    outcome              mean run time of the jobs of the tenant with the
 //	                                              quickest ones, and when that was
 const (
-	LoadAccepted  = "accepted"
-	LoadStarted   = "started"
-	LoadDone      = "done"
-	LoadFailed    = "failed"
-	LoadRetried   = "retried"
-	LoadThrottled = "throttled"
+	loadAccepted  = "accepted"
+	loadStarted   = "started"
+	loadDone      = "done"
+	loadFailed    = "failed"
+	loadRetried   = "retried"
+	loadThrottled = "throttled"
 
-	LoadWaiting  = "waiting"
-	LoadNonReady = "non_ready"
-	LoadStale    = "stale"
-	LoadLost     = "lost"
+	loadWaiting  = "waiting"
+	loadNonReady = "non_ready"
+	loadStale    = "stale"
+	loadLost     = "lost"
 )
 
 // Rate is the hash rate: the limit of all tenants, the partition's quota, and partition-wide marks.
@@ -263,7 +262,7 @@ const (
 //	                                              completed
 //	resumed            ms    pause                when something was resumed last
 const (
-	RateRanked = "ranked"
+	rateRanked = "ranked"
 )
 
 // Congestion is the hash congestion:TENANT: statistics that expire.
@@ -285,7 +284,7 @@ const (
 //	t:TENANT           1     pause                the tenant is paused
 //	y:TYPE             1     pause                the type is paused
 const (
-	PauseOfType = "y:" // a prefix
+	pauseOfType = "y:" // a prefix
 )
 
 // Fair is the hash fair:TYPE: virtual times of a type's lanes.
@@ -314,8 +313,8 @@ const (
 //	                         loop                 has deleted from ready streams; absent: none
 //	                                              since the audit loop has deleted the field
 const (
-	WatchOwner      = "owner"
-	WatchUntil      = "until"
-	WatchRenewals   = "renewals"
-	WatchSuspicious = "suspicious"
+	watchOwner      = "owner"
+	watchUntil      = "until"
+	watchRenewals   = "renewals"
+	watchSuspicious = "suspicious"
 )
