@@ -7,7 +7,7 @@ PKG       ?= ./...
 # chosen is PKG, or without a PKG the packages that its argument lists.
 chosen     = $(if $(filter file,$(origin PKG)),$(1),$(PKG))
 # TEST lists all packages but those of `make integration`, `make browser` and `make generated`.
-TEST       = $(shell go list ./... | grep -vE '/tests/(integration|chaos|guards|browser)$$|/acl/(derive|gen)$$')
+TEST       = $(shell go list ./... | grep -vE '/tests/(integration|chaos|guards|browser)$$|/acl/derive$$')
 # RACE lists packages whose goroutines share memory: the roles and their consumers of streams, guards
 # and accounts, the servers and their event streams, and what batches or caches calls.
 RACE      := ./client/... ./entry ./guard ./processor/... ./run ./internal/access/... ./internal/calls/lending ./internal/process/app \

@@ -334,3 +334,227 @@ type Violation struct {
 	// Key identifies the violation: it stays the same while the counts in Detail change.
 	Key string `json:"-"`
 }
+
+// AuditState is what the watchers have found when they last audited their partitions, as GET
+// /v1/audit shows it.
+type AuditState struct {
+	// OK says that each partition has a leader and was looked at, and that no violation is open. It
+	// says nothing about how long ago that was.
+	OK         bool               `json:"ok"`
+	Partitions []AuditedPartition `json:"partitions"`
+	Violations []Violation        `json:"violations"` // open ones, at most 100
+	ByLaw      map[string]int64   `json:"by_law"`     // open violations by law, also those that are not listed
+}
+
+// AuditedPartition says when a partition was last audited.
+type AuditedPartition struct {
+	Partition int    `json:"partition"`
+	Leader    string `json:"leader,omitempty"` // the watcher process that leads it now; "": none
+	// LookedAt is the time of the last incremental check, and DeepAt that of the last full audit;
+	// nil: there was none.
+	LookedAt *time.Time `json:"looked_at"`
+	DeepAt   *time.Time `json:"deep_at"`
+}
+
+// RejectedMessage is a message of an ingest stream that ingest could not accept.
+type RejectedMessage struct {
+	ID        string     `json:"id"`                   // of its entry in the stream ingest:rejected
+	At        *time.Time `json:"at,omitempty"`         // when it was rejected
+	Reason    string     `json:"reason"`               // why ingest could not accept it
+	Entry     string     `json:"entry,omitempty"`      // its entry in the stream ingest, which is deleted
+	MessageID string     `json:"message_id,omitempty"` // the id that its producer gave it
+	Type      string     `json:"type,omitempty"`       // such as group.submit
+	Bytes     int64      `json:"bytes"`                // length of its data as it is stored
+	Data      string     `json:"data,omitempty"`       // its body, only if asked for; the end of a long one is cut off
+}
+
+// RejectedList is a page of rejected messages, newest first.
+type RejectedList struct {
+	Rejected []RejectedMessage `json:"rejected"`
+	Cursor   string            `json:"cursor,omitempty"` // asks for the next page; empty on the last page
+}
+
+// Activity is one entry of the activity log: somebody changed something, or tried to.
+type Activity struct {
+	ID        string    `json:"id"` // of its entry in the stream activity
+	At        time.Time `json:"at"`
+	Actor     string    `json:"actor"`                // id of the API key, cli:USER, or anonymous: no authentication
+	Role      string    `json:"role,omitempty"`       // of the key
+	Via       string    `json:"via"`                  // one of the constants Via…
+	IP        string    `json:"ip,omitempty"`         // of the client
+	RequestID string    `json:"request_id,omitempty"` // X-Request-Id of the call
+	Action    string    `json:"action"`               // such as group.cancel
+	Object    string    `json:"object"`               // what was changed: its id, or user@event
+	Tenant    string    `json:"tenant,omitempty"`     // the key's; absent: the key belongs to no tenant
+	// Before and After are values of the changed object, such as its settings, before and after the
+	// action, as far as they are known. Each is absent if it has more than 8 KiB.
+	Before json.RawMessage `json:"before,omitempty"`
+	After  json.RawMessage `json:"after,omitempty"`
+	// Outcome is empty in the entry that is stored before the action. If the action fails, a second
+	// entry has the error here, and the same request id if there is one. That entry can be lost.
+	Outcome string `json:"outcome,omitempty"`
+}
+
+// Values of Activity.Via: how a change was asked for.
+const (
+	ViaAPI  = "api"
+	ViaUI   = "ui"
+	ViaCLI  = "cli" // a command that writes to Redis directly
+	ViaFile = "file"
+)
+
+// ActivityList is a page of the activity log, newest first.
+type ActivityList struct {
+	Activity []Activity `json:"activity"`
+	// Cursor asks for the next page; empty on the last page. One call looks at 10,000 entries at
+	// most, so a filtered page may be short, or empty, although it has a cursor.
+	Cursor  string `json:"cursor,omitempty"`
+	Scanned int    `json:"scanned"` // entries that this call has looked at
+}
+
+// Key is an API key as GET /v1/keys shows it. It has no secret.
+type Key struct {
+	ID        string     `json:"id"`
+	Role      string     `json:"role"`
+	Tenant    string     `json:"tenant,omitempty"` // * for a producer of all tenants; "" for none
+	Payloads  bool       `json:"payloads"`         // its holder sees payloads, results' data and error texts
+	Name      string     `json:"name,omitempty"`
+	CreatedAt time.Time  `json:"created_at"`
+	CreatedBy string     `json:"created_by,omitempty"` // the id of a key, or cli:USER
+	ExpiresAt *time.Time `json:"expires_at,omitempty"` // absent: never
+	// LastUsedDay is the last day (UTC) on which the key was used, such as 2026-11-25; absent: it
+	// was not used yet.
+	LastUsedDay string `json:"last_used_day,omitempty"`
+	ReplacedBy  string `json:"replaced_by,omitempty"` // id of the key that replaces it after a rotation
+}
+
+// KeyList is a page of API keys, the oldest first.
+type KeyList struct {
+	Keys   []Key  `json:"keys"`
+	Cursor string `json:"cursor,omitempty"` // asks for the next page; empty on the last page
+}
+
+// KeyRequest says which API key to create.
+type KeyRequest struct {
+	Role     string `json:"role"`
+	Tenant   string `json:"tenant,omitempty"`
+	Payloads *bool  `json:"payloads,omitempty"` // nil: as the role has it
+	Name     string `json:"name,omitempty"`     // for people, at most 128 characters
+	// ExpiresInSeconds is the lifetime of the key, at least a minute; 0: it does not expire.
+	ExpiresInSeconds int64 `json:"expires_in_seconds,omitempty"`
+}
+
+// NewKey is the answer to the creation of an API key. It is the only one that has the secret.
+type NewKey struct {
+	Secret string `json:"key"`
+	Key
+}
+
+// KeyRevoked is the answer to the revocation of an API key.
+type KeyRevoked struct {
+	ID      string `json:"id"`
+	Revoked bool   `json:"revoked"`
+}
+
+// JobTotals count what has happened to jobs: to those of all types since the installation exists,
+// or to those of one type (see TypeStats.Totals).
+type JobTotals struct {
+	Accepted  int64 `json:"accepted"`  // jobs that were accepted
+	Started   int64 `json:"started"`   // times that a job was started
+	Done      int64 `json:"done"`      // jobs that were done
+	Failed    int64 `json:"failed"`    // times that a job failed
+	Retried   int64 `json:"retried"`   // times that a job was retried after an error
+	Throttled int64 `json:"throttled"` // times that a job became non-ready because its tenant had no permit
+}
+
+// Gauges are figures of the installation at one time.
+type Gauges struct {
+	Waiting       int64 `json:"waiting"` // jobs, as in the next three fields
+	NonReady      int64 `json:"non_ready"`
+	Ready         int64 `json:"ready"`
+	InFlight      int64 `json:"in_flight"`
+	ActiveTenants int64 `json:"active_tenants"`
+	Pool          int64 `json:"pool"` // slots of all live workers
+	Busy          int64 `json:"busy"` // slots that run a job
+}
+
+// HistoryPoint is a point of the history. Accepted to Throttled are per second, on average since
+// the point before. The other figures are of the time T.
+type HistoryPoint struct {
+	T         time.Time `json:"t"`
+	Accepted  float64   `json:"accepted"`
+	Started   float64   `json:"started"`
+	Done      float64   `json:"done"`
+	Failed    float64   `json:"failed"`
+	Retried   float64   `json:"retried"`
+	Throttled float64   `json:"throttled"`
+	Gauges
+}
+
+// History is the answer of GET /v1/history.
+type History struct {
+	// StepSeconds is the usual time between two points: 10, or a multiple of it where there would
+	// be more than 1,500 points.
+	StepSeconds int            `json:"step_seconds"`
+	Points      []HistoryPoint `json:"points"` // the oldest first
+}
+
+// The shortest and the longest time, in minutes, for which GET /v1/history can be asked.
+const (
+	MinHistoryMinutes = 15
+	MaxHistoryMinutes = 1440
+)
+
+// JobMap counts the jobs of a group by state, in ranges of their ordinals (GET
+// /v1/groups/{id}/map).
+type JobMap struct {
+	Jobs    int64       `json:"jobs"` // the group's jobs
+	Buckets []MapBucket `json:"buckets"`
+}
+
+// MapBucket counts the jobs of a range of ordinals by their state.
+type MapBucket struct {
+	From      int64 `json:"from"` // the first ordinal
+	To        int64 `json:"to"`   // the last ordinal
+	Waiting   int64 `json:"w"`
+	NonReady  int64 `json:"n"`
+	Ready     int64 `json:"r"`
+	InFlight  int64 `json:"i"`
+	Done      int64 `json:"d"`
+	Failed    int64 `json:"f"`
+	Cancelled int64 `json:"c"`
+}
+
+// FailureSummary counts the failed jobs of a group by error code, and by what their errors have in
+// common (GET /v1/groups/{id}/failures/summary).
+type FailureSummary struct {
+	Total int64         `json:"total"` // failed jobs
+	Seen  int64         `json:"seen"`  // how many of them were read, 5,000 at most
+	Codes []FailureCode `json:"codes"` // the 100 most frequent, the most frequent first
+}
+
+// FailureCode counts the failed jobs with one error code. For an API key that may not see errors,
+// Fingerprints is empty.
+type FailureCode struct {
+	Code         string               `json:"code"`
+	Count        int64                `json:"count"`
+	Fingerprints []FailureFingerprint `json:"fingerprints"` // the 20 most frequent, the most frequent first
+}
+
+// FailureFingerprint counts the failed jobs whose errors differ only in variable parts, such as
+// digits, UUIDs and names of hosts.
+type FailureFingerprint struct {
+	Text string `json:"text"` // the error with these parts replaced
+	// Count is the number of such jobs; an estimate if not all failed jobs were read.
+	Count   int64           `json:"count"`
+	Sampled int64           `json:"sampled"` // how many such jobs were read
+	Samples []FailureSample `json:"samples"` // 5 at most
+}
+
+// FailureSample is one of the failed jobs with a fingerprint. Of an error of more than 500 bytes it
+// has the beginning.
+type FailureSample struct {
+	Ordinal int64     `json:"ordinal"`
+	At      time.Time `json:"at"`
+	Error   string    `json:"error"`
+}

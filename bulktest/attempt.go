@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/bulkaction/bulkaction/internal/jobs/attempt"
+	"github.com/bulkaction/bulkaction/internal/jobs/worker"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/process/app"
 	"github.com/bulkaction/bulkaction/internal/process/builtin"
@@ -60,7 +60,7 @@ func Attempt(t testing.TB, c run.Config, p processor.Processor, job processor.Jo
 		cmp.Or(cfg.Worker.JobTimeouts[job.Type], cfg.Worker.JobTimeout))
 
 	v := processor.Classify(err)
-	v.Kind, v.After = attempt.Rules{
+	v.Kind, v.After = worker.Rules{
 		MaxRetries: cfg.Worker.MaxRetryCount, MaxThrottles: cfg.Worker.MaxThrottles,
 		Backoff: cfg.Backpressure.DefaultBackoff, MaxBackoff: cfg.Backpressure.MaxBackoff,
 	}.Next(v, job.Retries, 0)
@@ -94,7 +94,7 @@ func runLimited(
 		}()
 		e.result, e.err = encoded(t, ctx, processor.Use(p, calls.watch), job)
 	}()
-	abandoned := time.NewTimer(limit + attempt.AbandonDelay(limit))
+	abandoned := time.NewTimer(limit + worker.AbandonDelay(limit))
 	defer abandoned.Stop()
 	select {
 	case e := <-ended:
@@ -103,13 +103,13 @@ func runLimited(
 				"do: a processor must return; use t.Error or package assert there", job.Type)
 		}
 		if e.took >= limit || e.err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			return nil, attempt.TimeoutError(limit) // a result that comes after the timeout does not count
+			return nil, worker.TimeoutError(limit) // a result that comes after the timeout does not count
 		}
 		return e.result, e.err
 	case <-abandoned.C:
 		t.Errorf("bulktest: the processor of type %s ignores the end of its context: %s after the timeout of %s "+
-			"it has not returned. %s", job.Type, attempt.AbandonDelay(limit), limit, calls.report())
-		return nil, attempt.TimeoutError(limit)
+			"it has not returned. %s", job.Type, worker.AbandonDelay(limit), limit, calls.report())
+		return nil, worker.TimeoutError(limit)
 	}
 }
 
@@ -123,12 +123,12 @@ func encoded(
 	defer func() {
 		if r := recover(); r != nil {
 			fmt.Fprintf(t.Output(), "the processor of type %s panicked: %v\n%s", job.Type, r, debug.Stack())
-			result, err = nil, attempt.PanicError()
+			result, err = nil, worker.PanicError()
 		}
 	}()
 	value, err := processor.Run(ctx, p, job)
 	if err != nil {
 		return nil, err
 	}
-	return attempt.EncodeResult(value)
+	return worker.EncodeResult(value)
 }

@@ -49,8 +49,19 @@
 package reducer
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/bulkaction/bulkaction/api"
 )
 
 // ErrSkip tells MapReduce to leave a result out without reporting an error; the map function
@@ -114,3 +125,135 @@ type Skipper interface {
 // Factory returns an empty accumulator, or refuses the Spec with an error that the submitter sees.
 // If a factory accepts a Spec once, it must accept it always.
 type Factory func(Spec) (Accumulator, error)
+
+// maxNameBytes bounds an aggregate's name.
+const maxNameBytes = 128
+
+// Registry holds reducers by the name of their op. Call Register only before the registry is
+// shared; afterwards it is safe for concurrent use.
+type Registry struct {
+	factories map[string]Factory
+}
+
+// NewRegistry returns a registry with the built-in ops.
+func NewRegistry() *Registry {
+	r := &Registry{factories: make(map[string]Factory, len(builtins))}
+	for op, b := range builtins {
+		r.factories[op] = b.factory
+	}
+	return r
+}
+
+// Register adds a reducer. It refuses a name that is already used or that is no valid id.
+func (r *Registry) Register(op string, factory Factory) error {
+	switch {
+	case !api.ValidID(op):
+		return fmt.Errorf("register reducer %q: the name must "+api.IDRule, op)
+	case factory == nil:
+		return fmt.Errorf("register reducer %q: it has no factory", op)
+	case r.factories[op] != nil:
+		return fmt.Errorf("register reducer %q: the name is taken", op)
+	}
+	r.factories[op] = factory
+	return nil
+}
+
+// Ops returns the names of all registered ops, sorted.
+func (r *Registry) Ops() []string { return slices.Sorted(maps.Keys(r.factories)) }
+
+// Compile checks the specs and makes a plan for many results. The error names every invalid spec. A
+// plan without specs is valid; its states only count results.
+func (r *Registry) Compile(specs []Spec) (*Plan, error) {
+	p := &Plan{specs: slices.Clone(specs), fields: newExtractor()}
+	seen := make(map[string]bool, len(specs))
+	var errs []error
+	for i, spec := range specs {
+		if err := r.compile(p, spec, seen[spec.As]); err != nil {
+			errs = append(errs, fmt.Errorf("compile aggregate %d %q: %w", i, spec.As, err))
+		}
+		seen[spec.As] = true
+	}
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
+	}
+	return p, nil
+}
+
+func (r *Registry) compile(p *Plan, spec Spec, duplicate bool) error {
+	if err := checkName(spec.As); err != nil {
+		return err
+	}
+	if duplicate {
+		return errors.New("the name is used twice")
+	}
+	if !slices.Contains([]string{"", OverDone, OverFailed, OverEnded}, spec.Over) {
+		return fmt.Errorf("over %q is unknown, use done, failed or ended", spec.Over)
+	}
+	factory, ok := r.factories[spec.Op]
+	if !ok {
+		return fmt.Errorf("op %q is unknown, use one of %s", spec.Op, strings.Join(r.Ops(), ", "))
+	}
+	acc, err := factory(spec)
+	if err != nil {
+		return err
+	}
+	if acc == nil {
+		return fmt.Errorf("op %q made no accumulator", spec.Op)
+	}
+	part := part{make: factory, slot: noSlot}
+	if f, ok := acc.(*fieldAccumulator); ok {
+		part.slot = p.fields.slot(f.path)
+	}
+	p.parts = append(p.parts, part)
+	return nil
+}
+
+func checkName(as string) error {
+	switch {
+	case as == "":
+		return errors.New("it has no name, set as")
+	case len(as) > maxNameBytes:
+		return fmt.Errorf("the name is longer than %d bytes", maxNameBytes)
+	case !utf8.ValidString(as) || strings.ContainsFunc(as, unicode.IsControl):
+		return errors.New("the name has bytes that are not printable UTF-8")
+	}
+	return nil
+}
+
+// unmarshalStrict decodes JSON, but refuses unknown fields and trailing data: a state of another
+// format must not be read as if it were complete.
+func unmarshalStrict(b []byte, to any) error {
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.DisallowUnknownFields()
+	if err := d.Decode(to); err != nil {
+		return err
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return errors.New("something follows the JSON value")
+	}
+	return nil
+}
+
+func validCount(n int64) bool { return n >= 0 && n <= maxCount }
+
+func separator(i int, first string) string {
+	if i == 0 {
+		return first
+	}
+	return ","
+}
+
+func null() json.RawMessage { return json.RawMessage("null") }
+
+// floatJSON returns f as JSON, but null for NaN and infinities, which only a corrupt state can
+// produce.
+func floatJSON(f float64) json.RawMessage {
+	if math.IsNaN(f) || math.IsInf(f, 0) {
+		return null()
+	}
+	b, err := json.Marshal(f)
+	if err != nil {
+		return null()
+	}
+	return b
+}

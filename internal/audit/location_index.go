@@ -1,14 +1,19 @@
 package audit
 
 import (
+	"context"
 	"fmt"
 	"iter"
 	"maps"
 	"slices"
 	"strconv"
 
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/audit/read"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
+	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
 // locationKind is a kind of location. One group or tenant may have several locations of a kind, for
@@ -272,4 +277,235 @@ func (s *scope) locationsOf(kind locationKind, h read.Header, ordinal string) (a
 		all = []read.Location{{Name: read.Failures, Owner: h.ID, Type: ordinal}}
 	}
 	return all
+}
+
+// ownLocations is the check of one group: it compares the locations that belong only to this group
+// (queues, failures, result lines) with the group's states.
+type ownLocations struct {
+	*scope
+	*group
+	whole   trackedGroup // the group with all its states
+	judged  kindSet
+	unknown []problem // jobs that the states, as first read, don't contain
+}
+
+// newOwnLocations returns the check of a group's own locations. A pass over candidates judges the
+// queues only if their length differs from the number of waiting jobs, the failures only if it
+// differs from that of failed jobs, and result lines not at all.
+func newOwnLocations(s *scope, g *group) *ownLocations {
+	o, full := &ownLocations{scope: s, group: g, whole: g.tracked(0, g.States)}, s.full()
+	o.whole.index.cancelled = g.status() == string(api.StatusCancelled)
+	o.judged[atQueue] = full || g.Queued() != g.jobs[ledger.Waiting]
+	o.judged[atFailures] = full || g.Failures != g.jobs[ledger.Failed]
+	o.judged[atGroupResults] = full && g.Fields["results_expired"] == ""
+	return o
+}
+
+// check reads the group's own locations. If something looks wrong, it reads the states again, and
+// reports only jobs whose state has not changed and ordinals that still don't exist.
+func (o *ownLocations) check(ctx context.Context) error {
+	if err := o.readAll(ctx); err != nil {
+		return err
+	}
+	suspicious := len(o.unknown) > 0
+	for range o.whole.index.problems(o.States, o.judged) {
+		suspicious = true
+		break
+	}
+	if !suspicious {
+		return nil
+	}
+	var again func() reading
+	err := o.Transaction(ctx, func(p redis.Pipeliner) { again = o.queueReading(ctx, p, o.ID, 0, -1) })
+	if err != nil {
+		return err
+	}
+	now := again()
+	o.judged[atGroupResults] = o.judged[atGroupResults] && !now.expired
+	o.reportProblems(&o.whole, now, o.judged)
+	bytes := int64(len(now.states))
+	for _, p := range o.unknown {
+		if p.ordinal >= bytes/ledger.StateBytes && now.created == o.whole.created {
+			o.reportJob(o.Header, p, bytes != ledger.StateBytes*o.Int("accepted"))
+		}
+	}
+	return nil
+}
+
+// readAll reads the judged locations. A full audit always reads the result lines, even if they are
+// not judged; a pass over candidates never does.
+func (o *ownLocations) readAll(ctx context.Context) error {
+	if o.judged[atQueue] {
+		for i, at := range o.locationsOf(atQueue, o.Header, "") {
+			if err := o.read(ctx, at, o.Queues[i]); err != nil {
+				return err
+			}
+		}
+	}
+	if o.judged[atFailures] && o.Failures > 0 {
+		if err := o.read(ctx, read.Location{Name: read.Failures, Owner: o.ID}, 0); err != nil {
+			return err
+		}
+	}
+	if !o.full() {
+		return nil
+	}
+	return o.read(ctx, read.Location{Name: read.ResultLines, Owner: o.ID}, o.ResultChunks)
+}
+
+// read reads one location and records its jobs in the index. It reports unreadable elements. n is
+// the length of a list; 0 for other types.
+func (o *ownLocations) read(ctx context.Context, at read.Location, n int64) error {
+	kind := kindOf[at.Name]
+	seen := bitset(nil) // a scan may yield the same field of a hash twice
+	return o.Elements(ctx, o.p, at, n, func(e read.Element) error {
+		switch {
+		case !e.Readable:
+			f := newFinding(kind.law(), o.ID, o.Tenant, fmt.Sprint("unreadable ", kind),
+				"something in %s can't be read", kindNames[kind])
+			if kind != atGroupResults {
+				f = f.quarantinedAt(o.locationsOf(kind, o.Header, "")...)
+			}
+			o.found.add(f, o.TypeList()...)
+		case o.whole.index.state(e.Ordinal) == "":
+			if len(o.unknown) < maxPerGroupAndLaw {
+				o.unknown = append(o.unknown, problem{ordinal: e.Ordinal, kind: kind, fault: unknown})
+			}
+		case kind != atFailures:
+			o.whole.index.record(kind, e.Ordinal, e.Attempt)
+		case !seen.has(e.Ordinal):
+			seen.set(e.Ordinal, o.size())
+			o.whole.index.record(kind, e.Ordinal, e.Attempt)
+		}
+		return nil
+	})
+}
+
+// foundJob is a job as a shared location holds it.
+type foundJob struct {
+	read.Element
+	at   read.Location
+	kind locationKind
+	// entry is the id of the job's entry in a stream. It is "" for a member of a sorted set, which
+	// contains the payload and must not be reported.
+	entry  string
+	tenant string // whose location it is; "" if the location is of no tenant
+	fault  string // what is wrong with the job at this location, whatever its state is; "" for nothing
+}
+
+func newFoundJob(e read.Element, at read.Location) foundJob {
+	j := foundJob{Element: e, at: at, kind: kindOf[at.Name], entry: e.ID}
+	if j.kind == atNonReady {
+		j.entry, j.tenant = "", at.Owner
+	}
+	if j.kind == atReady && e.Type != at.Owner {
+		j.fault = "of type " + e.Type
+	}
+	return j
+}
+
+// checkUntracked checks found jobs whose states the pass does not keep: it asks Redis for the state
+// of each. If a job seems wrong, it asks again, for the state and the job's presence at the
+// location in one transaction, so that both are of one instant. It reports the jobs that are wrong
+// then too. A pass over candidates checks none of them.
+func (sl *sharedLocations) checkUntracked(ctx context.Context, jobs []foundJob) error {
+	if !sl.full() {
+		return nil
+	}
+	ask := func(p redis.Pipeliner, j foundJob) jobReplies { return sl.queueJob(ctx, p, j) }
+	replies, err := read.Ask(ctx, sl.Pipeline, read.PageSize/2, jobs, ask)
+	if err != nil {
+		return err
+	}
+	var candidates []foundJob
+	for i, j := range jobs {
+		if j.faultBy(replies[i]) != "" {
+			candidates = append(candidates, j)
+		}
+	}
+	for page := range slices.Chunk(candidates, 50) {
+		present := make(map[foundJob]func() bool, len(page))
+		replies, err := read.Ask(ctx, sl.Transaction, len(page), page, func(p redis.Pipeliner, j foundJob) jobReplies {
+			present[j] = sl.queuePresence(ctx, p, j)
+			return ask(p, j)
+		})
+		if err != nil {
+			return err
+		}
+		for i, j := range page {
+			if fault := j.faultBy(replies[i]); fault != "" && present[j]() {
+				sl.reportMisplaced(j, fault)
+			}
+		}
+	}
+	return nil
+}
+
+// jobReplies holds Redis's replies about a found job: fields of its group, and its state.
+type jobReplies struct {
+	group *redis.SliceCmd
+	state *redis.StringCmd
+}
+
+// queueJob adds to a pipeline the commands that read the group and the state of a found job.
+func (sl *sharedLocations) queueJob(ctx context.Context, p redis.Pipeliner, j foundJob) jobReplies {
+	from := ledger.StateBytes * min(j.Ordinal, messages.MaxTotal)
+	return jobReplies{
+		group: p.HMGet(ctx, sl.p.Group(j.Group), "tenant", "status", "sweep"),
+		state: p.GetRange(ctx, sl.p.States(j.Group), from, from+ledger.StateBytes-1),
+	}
+}
+
+// queuePresence adds to a pipeline the command that tells whether a found job is still at its
+// location. The returned function returns the answer.
+func (sl *sharedLocations) queuePresence(ctx context.Context, p redis.Pipeliner, j foundJob) func() bool {
+	if j.kind == atNonReady {
+		score := p.ZScore(ctx, j.at.Key(sl.p), j.ID)
+		return func() bool { return score.Err() == nil }
+	}
+	entry := p.XRange(ctx, j.at.Key(sl.p), j.ID, j.ID)
+	return func() bool { return len(entry.Val()) > 0 }
+}
+
+// faultBy returns what is wrong with a found job according to these replies of Redis; "" for
+// nothing.
+func (j foundJob) faultBy(replies jobReplies) string {
+	if read.IsWrongType(replies.group.Err()) || read.IsWrongType(replies.state.Err()) {
+		return "" // a group with a key of the wrong type is not judged
+	}
+	v, state := replies.group.Val(), ledger.State(replies.state.Val())
+	tenant, status, sweeping := read.Text(v[0]), read.Text(v[1]), read.Text(v[2]) != ""
+	switch {
+	case status == "":
+		return "there is no such group"
+	case len(state) != ledger.StateBytes:
+		return "the group has no such job"
+	case j.fault != "":
+		return j.fault
+	case j.tenant != "" && j.tenant != tenant:
+		return "its tenant is " + tenant
+	case fits(j.kind, state, j.Attempt):
+		return ""
+	case status == string(api.StatusCancelled) && j.mayRemain(state.Letter(), sweeping):
+		return ""
+	}
+	return "it is " + DescribeState(state)
+}
+
+// mayRemain reports whether a cancelled job may be at this location: in the non-ready set until the
+// group's cancellation is completed, in the ready stream until a worker or the dispatcher reads it.
+func (j foundJob) mayRemain(letter ledger.Letter, sweeping bool) bool {
+	return letter == ledger.Cancelled && (j.kind == atReady || j.kind == atNonReady && sweeping)
+}
+
+// reportMisplaced reports that a found job does not belong at its location, for the reason in
+// fault. The repair quarantines it.
+func (sl *sharedLocations) reportMisplaced(j foundJob, fault string) {
+	key := j.at.Key(sl.p)
+	where := sl.shortKey(key)
+	if j.entry != "" {
+		where += " under " + j.entry
+	}
+	sl.found.add(newFinding(j.kind.law(), j.Group, j.tenant, fmt.Sprint("untracked ", key, j.ID, fault),
+		"something of it lies in %s, but %s", where, fault).aboutJob(j.Ordinal).quarantinedAt(j.at), j.Type)
 }

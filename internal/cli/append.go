@@ -1,18 +1,25 @@
 package cli
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/web/records"
 )
 
 // appended is the output of append with --json.
@@ -260,4 +267,277 @@ func (v *fileFlags) again(moreFlags string) string {
 		return text + " and the same input, to continue"
 	}
 	return strings.TrimSpace(text) + " and an unchanged file, to continue"
+}
+
+const fromStdin = "-"
+
+// fileFlags has the flags for a file of jobs, and for how to read it. submit and append share them.
+type fileFlags struct {
+	file, format, delimiter, types, keyColumn, key string
+	dryRun, strict                                 bool
+}
+
+func (v *fileFlags) addFileFlags(f *pflag.FlagSet) {
+	f.StringVar(&v.file, "file", "", "stream jobs from this .ndjson, .jsonl or .csv file; - is standard input")
+	f.StringVar(&v.format, "format", "", "ndjson or csv (default: by the file's name; ndjson for standard input)")
+	f.StringVar(&v.delimiter, "delimiter", "", `character between the fields of CSV: "," ";" "|" or \t (default ",")`)
+	f.StringVar(&v.types, "types", "",
+		"types of columns of CSV that are not strings, for example age:number,vip:boolean;\n"+
+			"an empty field of them is null")
+	f.StringVar(&v.keyColumn, "key-column", "",
+		"column of CSV with the jobs' keys, such as the recipient's id: results and failures show them")
+	f.BoolVar(&v.strict, "strict", false,
+		"send nothing if a line of the file is wrong (default: send the other lines)")
+	f.BoolVar(&v.dryRun, "dry-run", false, "check the jobs, say how many they are, and send nothing")
+	f.StringVar(&v.key, "idempotency-key", "",
+		"the same key and the same jobs are accepted once (default: derived from the group's id)")
+}
+
+// needFile are the flags that need --file.
+var needFile = []string{"format", "delimiter", "types", "key-column", "strict"}
+
+// checkFile returns what is wrong with the flags.
+func (v *fileFlags) checkFile(f *pflag.FlagSet) (errs []string) {
+	for _, name := range needFile {
+		if f.Changed(name) && v.file == "" {
+			errs = append(errs, fmt.Sprintf("--%s needs --file", name))
+		}
+	}
+	if v.strict && v.file == fromStdin {
+		errs = append(errs, "--strict reads the file twice, so --file can't be standard input")
+	}
+	if f.Changed("idempotency-key") && !messages.ValidIdempotencyKey(v.key) {
+		errs = append(errs, "--idempotency-key must be 1 to 255 bytes of visible ASCII")
+	}
+	return errs
+}
+
+// isCSV says whether --file is CSV; otherwise it is NDJSON.
+func (v *fileFlags) isCSV() (bool, error) {
+	format := v.format
+	if format == "" && v.file == fromStdin {
+		format = "ndjson"
+	}
+	if format == "" {
+		format = strings.TrimPrefix(strings.ToLower(filepath.Ext(v.file)), ".")
+	}
+	switch format {
+	case "csv":
+		return true, nil
+	case "ndjson", "jsonl":
+		return false, nil
+	}
+	return false, usagef("unknown format of %s: give --format ndjson or --format csv", v.file)
+}
+
+// jobFile is a file of jobs. The caller closes it.
+type jobFile struct {
+	io.Reader
+	io.Closer
+	name  string
+	size  int64 // bytes; 0 if it is unknown
+	csv   bool
+	table records.TableOptions
+	opts  []client.CallOption // how the server reads it
+}
+
+// open opens the file of jobs. It also checks the flags of the format and the header of CSV, so
+// that the caller creates no group for a file that can't be read.
+func (v *fileFlags) open(stdin io.Reader) (*jobFile, error) {
+	j := &jobFile{name: v.file, table: records.TableOptions{MaxPayload: messages.MaxPayloadBytes}}
+	var err error
+	if j.csv, err = v.isCSV(); err != nil {
+		return nil, err
+	}
+	if !j.csv && (v.delimiter != "" || v.types != "" || v.keyColumn != "") {
+		return nil, usagef("--delimiter, --types and --key-column are for CSV, and %s is NDJSON: "+
+			"give --format csv if it is CSV", v.file)
+	}
+	if j.table.Delimiter, err = records.ParseDelimiter(v.delimiter); err != nil {
+		return nil, usagef("--delimiter %v", err)
+	}
+	if j.table.Types, err = records.ParseColumnTypes(v.types); err != nil {
+		return nil, usagef("--types %v", err)
+	}
+	if j.table.Delimiter != 0 {
+		j.opts = append(j.opts, client.WithDelimiter(j.table.Delimiter))
+	}
+	if v.types != "" {
+		j.opts = append(j.opts, client.WithColumnTypes(v.types))
+	}
+	if j.table.Key = v.keyColumn; v.keyColumn != "" {
+		j.opts = append(j.opts, client.WithKeyColumn(v.keyColumn))
+	}
+	in, err := open(v.file, stdin)
+	if err != nil {
+		return nil, err
+	}
+	j.Reader, j.Closer, j.size = in, in, size(in)
+	if j.csv {
+		if err := j.checkHeader(); err != nil {
+			return nil, errors.Join(err, in.Close())
+		}
+	}
+	return j, nil
+}
+
+// emptyNote returns a text that says that the file has no jobs.
+func (j *jobFile) emptyNote() string {
+	if j.csv {
+		return fmt.Sprintf("The file %s has no rows behind its header, so it adds no jobs.", j.name)
+	}
+	return fmt.Sprintf("The file %s has no lines, so it adds no jobs.", j.name)
+}
+
+// checkHeader reads the header row of CSV and checks it. Afterwards j.Reader begins at the header
+// row again.
+func (j *jobFile) checkHeader() error {
+	var head bytes.Buffer
+	_, line, err := records.NewTable(newRecords(io.TeeReader(j.Reader, &head), records.CSV), j.table)
+	j.Reader = io.MultiReader(&head, j.Reader)
+	var bad *records.HeaderError
+	switch {
+	case errors.Is(err, records.ErrNoHeader):
+		return withHint(fmt.Errorf("read %s: the file is empty", j.name),
+			"A CSV file begins with a header row, which names the payload's fields.")
+	case errors.As(err, &bad) && bad.Option != "":
+		bad.Option = strings.ReplaceAll(bad.Option, "_", "-")
+		return usagef("%s: --%v", j.name, bad)
+	case errors.As(err, &bad) && bad.Looks != 0:
+		return withHint(fmt.Errorf("read %s: %w", j.name, err),
+			"Give --delimiter %s, or --delimiter ',' if it is right.", shellQuoted(bad.Looks))
+	case errors.As(err, &bad):
+		return withHint(fmt.Errorf("read %s: %w", j.name, err), "Correct the file and run the command again.")
+	case err != nil:
+		return fmt.Errorf("read %s, line %d: %w", j.name, line, err)
+	}
+	return nil
+}
+
+// shellQuoted returns a CSV delimiter as it must be written in a shell.
+func shellQuoted(delimiter byte) string {
+	if delimiter == '\t' {
+		return `'\t'`
+	}
+	return "'" + string(rune(delimiter)) + "'"
+}
+
+// newRecords returns a reader of the records of a file, with the limits of the server.
+func newRecords(in io.Reader, format records.Format) *records.Reader {
+	r := records.NewReader(bufio.NewReaderSize(in, 64<<10), format, messages.MaxPayloadBytes+records.RowOverhead+2)
+	r.Longest = 2 << 20
+	return r
+}
+
+// jobCheck is the result of checking all jobs of a file, or of --payload, without sending them.
+// --dry-run prints it; --strict with --json does if lines are wrong.
+type jobCheck struct {
+	Jobs          int64             `json:"jobs"`
+	FirstPayloads []json.RawMessage `json:"first_payloads"`     // the first 3
+	Rejected      []api.LineError   `json:"rejected,omitempty"` // the first 1,000
+	RejectedTotal int64             `json:"rejected_total,omitempty"`
+}
+
+const (
+	maxFirstPayloads = 3
+	maxListedRejects = 1000
+)
+
+// add counts a job, or a line that is refused.
+func (c *jobCheck) add(payload json.RawMessage, line int64, bad error) {
+	switch {
+	case bad == nil && len(c.FirstPayloads) < maxFirstPayloads:
+		c.FirstPayloads = append(c.FirstPayloads, bytes.Clone(payload))
+	case bad != nil && len(c.Rejected) < maxListedRejects:
+		c.Rejected = append(c.Rejected, api.LineError{Line: line, Error: bad.Error()})
+	}
+	if bad != nil {
+		c.RejectedTotal++
+		return
+	}
+	c.Jobs++
+}
+
+// check reads the file to its end, as the server does, and returns how many jobs and wrong lines it
+// has, and the first of each.
+func (j *jobFile) check() (jobCheck, error) {
+	c := jobCheck{FirstPayloads: []json.RawMessage{}}
+	var next func() ([]byte, int64, error)
+	if !j.csv {
+		next = nextLine(newRecords(j.Reader, records.NDJSON))
+	} else {
+		table, line, err := records.NewTable(newRecords(j.Reader, records.CSV), j.table)
+		if err != nil { // the header was checked before
+			return c, fmt.Errorf("read %s, line %d: %w", j.name, line, err)
+		}
+		next = table.Next
+	}
+	for {
+		payload, line, err := next()
+		_, refused := errors.AsType[*records.RowError](err)
+		switch {
+		case errors.Is(err, io.EOF):
+			return c, nil
+		case err != nil && !refused:
+			return c, fmt.Errorf("read %s, line %d: %w", j.name, line, err)
+		}
+		if errors.Is(err, records.ErrLongRow) {
+			err = fmt.Errorf("is too long: at most %d bytes of payload are accepted", messages.MaxPayloadBytes)
+		}
+		c.add(payload, line, err)
+	}
+}
+
+// nextLine returns a function that returns the payload of the next job of an NDJSON file, and its
+// line number. It skips empty lines. After a *records.RowError (the line is no valid job) the
+// caller can go on with the next line. At the end of the file the error is io.EOF.
+func nextLine(lines *records.Reader) func() ([]byte, int64, error) {
+	return func() ([]byte, int64, error) {
+		for {
+			rec, err := lines.Next()
+			switch text := bytes.TrimSpace(rec.Data); {
+			case err != nil:
+				return nil, rec.Line, err
+			case rec.Truncated:
+				return nil, rec.Line, records.ErrLongRow
+			case len(text) > 0:
+				job, err := messages.Decoder{}.DecodeJob(text)
+				if err != nil {
+					err = &records.RowError{Problem: err.Error()}
+				}
+				return job.Payload, rec.Line, err
+			}
+		}
+	}
+}
+
+// open opens a file, or standard input, which closing the result does not close.
+func open(path string, stdin io.Reader) (io.ReadCloser, error) {
+	if path == fromStdin {
+		return io.NopCloser(stdin), nil
+	}
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrPermission) {
+		return nil, withHint(err, "Let this user read the file, or give it as standard input with -.")
+	}
+	if err != nil {
+		return nil, withHint(err, "Give the path of a file, or - for standard input.")
+	}
+	if info, err := f.Stat(); err != nil || info.IsDir() {
+		return nil, errors.Join(fmt.Errorf("open %s: is a directory: give the path of a file", path), err, f.Close())
+	}
+	return f, nil
+}
+
+// size returns the size of a regular file in bytes; 0 if the size is unknown.
+func size(in io.Reader) int64 {
+	f, ok := in.(interface{ Stat() (fs.FileInfo, error) })
+	if !ok {
+		return 0
+	}
+	info, err := f.Stat()
+	if err != nil || !info.Mode().IsRegular() {
+		return 0
+	}
+	return info.Size()
 }

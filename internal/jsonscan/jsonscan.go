@@ -1,5 +1,5 @@
-// Package jsonscan finds the ends of JSON values in a text without decoding them. Packages that
-// read large JSON fast are built on it. BenchmarkValue and BenchmarkSkip compare it with
+// Package jsonscan finds the ends of JSON values in a text without decoding them; Decode says in
+// words what does not fit. Packages that read large JSON fast are built on it. BenchmarkValue and BenchmarkSkip compare it with
 // encoding/json.
 //
 // A function that skips something takes the offset at which it starts. It returns the offset after

@@ -2,6 +2,7 @@ package telemetry
 
 import (
 	"context"
+	"strconv"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -10,6 +11,8 @@ import (
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 	"go.opentelemetry.io/otel/trace"
 	nooptrace "go.opentelemetry.io/otel/trace/noop"
+
+	"github.com/bulkaction/bulkaction/api"
 )
 
 // JobSpan describes the span of one step in a job's trace.
@@ -148,4 +151,124 @@ func startOptions(s JobSpan, attrs func() []attribute.KeyValue) []trace.SpanStar
 		options = append(options, trace.WithLinks(s.Links...))
 	}
 	return options
+}
+
+// Operation is the kind of work with messages that a span describes: the attribute
+// messaging.operation.type of the OpenTelemetry semantic conventions.
+type Operation string
+
+// The operations of this system.
+const (
+	OpSend    Operation = "send"
+	OpReceive Operation = "receive"
+	OpProcess Operation = "process"
+	OpSettle  Operation = "settle"
+)
+
+// MessagingAttributes returns the attributes of an operation on a destination (a stream or a
+// queue). name is this system's own name of the operation, for example "admit".
+func MessagingAttributes(op Operation, name, destination string) []attribute.KeyValue {
+	return []attribute.KeyValue{
+		semconv.MessagingSystemKey.String("redis"), // not in the conventions' list, but other values are allowed
+		semconv.MessagingOperationTypeKey.String(string(op)),
+		semconv.MessagingOperationName(name),
+		semconv.MessagingDestinationName(destination),
+	}
+}
+
+// MessageID returns the attribute with the id of the message that a span handles.
+func MessageID(id string) attribute.KeyValue { return semconv.MessagingMessageID(id) }
+
+// MessageCount returns the attribute with the number of messages in a batch. Only spans of batches
+// have it.
+func MessageCount(n int) attribute.KeyValue { return semconv.MessagingBatchMessageCount(n) }
+
+// JobAttributes returns the attributes that identify a job. An ordinal below 0 or an attempt below
+// 1 means "not known yet" and is left out.
+func JobAttributes(tenant, group string, ordinal int64, attempt int) []attribute.KeyValue {
+	attrs := make([]attribute.KeyValue, 0, 4)
+	attrs = append(attrs, attribute.String("bulkaction.tenant", tenant), attribute.String("bulkaction.group", group))
+	if ordinal >= 0 {
+		attrs = append(attrs, attribute.String("bulkaction.job", group+"."+strconv.FormatInt(ordinal, 10)))
+	}
+	if attempt >= 1 {
+		attrs = append(attrs, attribute.Int("bulkaction.attempt", attempt))
+	}
+	return attrs
+}
+
+// JobKey returns the attribute with the producer's own name of a job. It may be personal data, so
+// only the span of the processor's run has it, and no log line.
+func JobKey(key string) attribute.KeyValue { return attribute.String("bulkaction.job.key", key) }
+
+// WaitAttributes returns the attributes that say how long a job has waited: behind other jobs
+// (fairness), for a permit (rate), and after attempts that failed or were throttled, deferred or
+// reclaimed (congestion).
+func WaitAttributes(fairness, rate, congestion time.Duration) []attribute.KeyValue {
+	return []attribute.KeyValue{
+		attribute.Int64("bulkaction.wait.fairness_ms", fairness.Milliseconds()),
+		attribute.Int64("bulkaction.wait.rate_ms", rate.Milliseconds()),
+		attribute.Int64("bulkaction.wait.congestion_ms", congestion.Milliseconds()),
+	}
+}
+
+// Batch records one operation on several jobs: a span in the trace of each sampled job, and a span
+// of the batch that links to them.
+type Batch struct {
+	tel                    *Telemetry
+	operation, destination string
+	start                  time.Time
+	links                  []trace.Link
+}
+
+// NewBatch returns the batch of an operation on a destination (a stream or a queue). operation is
+// this system's own name of it, for example "admit"; the spans are named after it.
+func (t *Telemetry) NewBatch(operation, destination string, start time.Time) Batch {
+	return Batch{tel: t, operation: operation, destination: destination, start: start}
+}
+
+// Job records the span of one job; see [Telemetry.StartJob]. It sets the span's name, and adds the
+// attributes of the operation to attrs. A job that is not sampled costs nothing.
+func (b *Batch) Job(ctx context.Context, s JobSpan, attrs func() []attribute.KeyValue) {
+	if s.Parent == "" {
+		return
+	}
+	s.Name = b.operation
+	_, span := b.tel.StartJob(ctx, s, func() []attribute.KeyValue {
+		return append(MessagingAttributes(OpProcess, b.operation, b.destination), attrs()...)
+	})
+	span.End()
+	b.links = append(b.links, trace.Link{SpanContext: span.SpanContext()})
+}
+
+// End records the span of the batch if one of its jobs is sampled. jobs is the number of all jobs.
+func (b *Batch) End(ctx context.Context, jobs int) {
+	if len(b.links) == 0 {
+		return
+	}
+	attributes := append(MessagingAttributes(OpProcess, b.operation, b.destination), MessageCount(jobs))
+	_, span := b.tel.Tracer.Start(ctx, b.operation+" batch", trace.WithTimestamp(b.start),
+		trace.WithLinks(b.links...), trace.WithAttributes(attributes...))
+	span.End()
+}
+
+// ParseTraceParent parses a W3C traceparent into a remote span context, without allocating. It
+// returns the empty context if s is not valid.
+func ParseTraceParent(s string) trace.SpanContext {
+	parent, ok := api.ParseTraceParent(s)
+	if !ok {
+		return trace.SpanContext{}
+	}
+	return trace.NewSpanContext(trace.SpanContextConfig{
+		TraceID: parent.TraceID, SpanID: parent.SpanID, TraceFlags: trace.TraceFlags(parent.Flags), Remote: true,
+	})
+}
+
+// FormatTraceParent returns a span context as a W3C traceparent of 55 bytes, or "" if the context
+// is not valid.
+func FormatTraceParent(sc trace.SpanContext) string {
+	if !sc.IsValid() {
+		return ""
+	}
+	return api.TraceParent{TraceID: sc.TraceID(), SpanID: sc.SpanID(), Flags: byte(sc.TraceFlags())}.String()
 }

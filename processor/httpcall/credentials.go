@@ -3,7 +3,10 @@ package httpcall
 import (
 	"bytes"
 	"cmp"
+	"context"
+	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/http"
 	"net/url"
@@ -11,8 +14,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 
 	"github.com/bulkaction/bulkaction/internal/calls/accountsfile"
+	"github.com/bulkaction/bulkaction/internal/calls/egress"
+	"github.com/bulkaction/bulkaction/processor"
 	"github.com/bulkaction/bulkaction/processor/credential"
 )
 
@@ -271,4 +277,271 @@ func unescape(text []byte) (c byte, size int) {
 		return byte(n), size
 	}
 	return text[0], 1
+}
+
+// Guarded runs HTTP jobs as [Processor] does, with credentials for some hosts, with guards of
+// hosts, or with both. It puts the secret of a credential into a header of calls to the
+// credential's hosts, and nowhere else: redirects are not followed, and a secret that a response
+// repeats is hidden in results and errors.
+//
+// A secret goes over plain http only to addresses that are not public, or that AllowedCIDRs has;
+// and jobs must be allowed to call them.
+type Guarded struct {
+	calls  *Processor
+	plain  *http.Client // for calls without TLS that have a secret
+	choose credential.Choice
+	hosts  func(host string) credential.Source // nil: hosts are not guarded
+	loaded atomic.Pointer[credentials]
+	file   *accountsfile.File
+}
+
+// Option changes a [Guarded].
+type Option func(*Guarded)
+
+// WithChoice sets how the credential for each call is chosen. A pool's name is http. and the first
+// of its hosts, in alphabetical order; _ stands for characters that no name of a pool has, and the
+// name ends after 128. Without this option, each process uses credentials in turn.
+func WithChoice(c credential.Choice) Option { return func(g *Guarded) { g.choose = c } }
+
+// WithHosts makes each call need a permission from the guard of its host, which hosts returns. A
+// host is a name in lower case, with a port if the URL has one that is not the scheme's own.
+// Without this option, hosts are not guarded.
+func WithHosts(hosts func(host string) credential.Source) Option {
+	return func(g *Guarded) { g.hosts = hosts }
+}
+
+// NewGuarded returns a processor with the credentials in config.CredentialsFile, if there is one.
+// It connects when the first job runs. The error names every invalid field, or every mistake in
+// the file.
+func NewGuarded(config Config, options ...Option) (*Guarded, error) {
+	calls, err := New(config)
+	if err != nil {
+		return nil, err
+	}
+	policy := config.policy()
+	policy.RefusePublic = true
+	g := &Guarded{
+		calls: calls, choose: credential.TakeTurns,
+		plain: egress.NewClient(egress.Options{Policy: policy, MaxIdleConnsPerHost: config.MaxIdleConnsPerHost}),
+	}
+	g.loaded.Store(&credentials{})
+	for _, option := range options {
+		option(g)
+	}
+	load := func(r *accountsfile.Reader) (use func() error) {
+		pools, byHost := load(r)
+		return func() error { return g.use(pools, byHost) }
+	}
+	g.file = accountsfile.NewFile(config.CredentialsFile, "HTTP credentials", load)
+	if _, err := g.Reload(); err != nil {
+		return nil, err
+	}
+	return g, nil
+}
+
+// Reload reads the credentials file and the secrets again, and uses them if they have no mistake.
+// If the files have not changed since the last call, it does nothing, so a mistake is returned
+// once; but after an error of the Choice it tries again.
+func (g *Guarded) Reload() (changed bool, err error) { return g.file.Reload() }
+
+// use makes the source of each pool, and then lets new calls use the credentials.
+func (g *Guarded) use(pools []*pool, byHost credentials) error {
+	for _, p := range pools {
+		if err := p.choose(g.choose); err != nil {
+			return err
+		}
+	}
+	g.loaded.Store(&byHost)
+	return nil
+}
+
+// choose makes the pool's source.
+func (p *pool) choose(choose credential.Choice) (err error) {
+	accounts := make([]credential.Account, len(p.members))
+	for i, m := range p.members {
+		accounts[i] = m.account
+	}
+	if p.source, err = choose(p.name, accounts); err != nil {
+		return fmt.Errorf("choose among the HTTP credentials of %s: %w", p.name, err)
+	}
+	return nil
+}
+
+// Type is HTTP.
+func (g *Guarded) Type() string { return Type }
+
+// Close closes the idle connections. Calls that run go on.
+func (g *Guarded) Close() error {
+	g.plain.CloseIdleConnections()
+	return g.calls.Close()
+}
+
+// Availability says that the number of permissions is not bounded. A job may call a host that has
+// neither a credential nor a guard, and a bound of the whole type would hold back those calls.
+func (g *Guarded) Availability() processor.Availability {
+	return processor.Availability{Free: -1, PerSecond: math.Inf(1)}
+}
+
+// Admit borrows a credential for the host that the job calls, if the host has any, gets the
+// permission of the host's guard, if hosts are guarded, and returns both as the pass. It returns no
+// pass if the call needs neither, and for a wrong payload: Process then fails the job.
+func (g *Guarded) Admit(ctx context.Context, job processor.Job) (processor.Pass, error) {
+	request, credentials, err := g.read(job)
+	if err != nil || credentials == nil && g.hosts == nil {
+		return nil, nil
+	}
+	var p pass
+	if credentials != nil {
+		p.account, err = credential.Admit(ctx, credentials.source, func(id string) bool {
+			return g.file.Knows(func() bool { return g.loaded.Load().of(request.URL).member(id) != nil })
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	if g.hosts != nil {
+		source := g.hosts(targetOf(request.URL).String())
+		p.host, err = credential.Admit(ctx, source, func(string) bool { return true })
+		if err != nil {
+			p.Return(&outcomes{err, unused, unused})
+			return nil, err
+		}
+	}
+	return &p, nil
+}
+
+// errNotEncrypted is why a call is refused that would send a secret without encryption.
+var errNotEncrypted = errors.New("url is not https: the secret of the host's credential is sent without encryption " +
+	"only to addresses that are not public and that BULKACTION_HTTP_PROCESSOR_ALLOW_PRIVATE or " +
+	"BULKACTION_HTTP_PROCESSOR_ALLOWED_CIDRS allow")
+
+// read returns the request of a job, and the pool of credentials for its host; nil if the host has
+// none. The error is permanent: the payload is invalid, the request sets the header of the
+// credential itself, or the secret would be sent without encryption.
+func (g *Guarded) read(job processor.Job) (*http.Request, *pool, error) {
+	request, err := newRequest(job)
+	if err != nil {
+		return nil, nil, invalidPayload(err)
+	}
+	p := g.loaded.Load().of(request.URL)
+	if p == nil {
+		return request, nil, nil
+	}
+	for _, m := range p.members {
+		_, given := request.Header[m.header]
+		if given || m.header == "Authorization" && request.URL.User != nil {
+			err := fmt.Errorf("headers or url has %s, which the host's credential sets", m.header)
+			return nil, nil, invalidPayload(err)
+		}
+	}
+	config := g.calls.config
+	allowed := config.AllowPrivate || len(config.AllowedCIDRs) > 0 // the address is checked when the connection is made
+	if request.URL.Scheme != "https" && !allowed && !targetOf(request.URL).isLoopback() {
+		return nil, nil, invalidPayload(errNotEncrypted)
+	}
+	return request, p, nil
+}
+
+// Process makes the call with the credential that Admit got. The answer decides about the job as
+// with [Processor], but a 401 is retried if the call had a credential: the job is not at fault. A
+// 403 may be about the path, which the job chooses. The job is deferred if the credentials of its
+// host have changed since Admit.
+//
+// This is what an answer says about the credential and about the host:
+//
+//	2xx                      Success    Success
+//	401                      Failure    Neutral
+//	429                      Throttled  Throttled
+//	503 with Retry-After     Neutral    Throttled
+//	any other 5xx            Neutral    Failure
+//	no complete response     Neutral    Failure
+//	the address is refused   Unused     Unused
+//	any other status         Neutral    Success
+func (g *Guarded) Process(ctx context.Context, job processor.Job) (any, error) {
+	request, credentials, err := g.read(job)
+	if err != nil {
+		return nil, &outcomes{err, unused, unused}
+	}
+	loan, err := credential.From(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var used *member
+	client := g.calls.client
+	if loan != nil || credentials != nil {
+		if loan != nil {
+			used = credentials.member(loan.ID())
+		}
+		if used == nil {
+			return nil, processor.Deferred(0, "the credentials of the job's host have changed")
+		}
+		request.Header.Set(used.header, used.value)
+		if request.URL.Scheme != "https" {
+			client = g.plain
+		}
+	}
+	result, status, err := g.calls.call(ctx, client, request, used)
+	if err == nil {
+		return result, nil
+	}
+	if used != nil && status == http.StatusUnauthorized {
+		err = processor.Retry(processor.Classify(err).Code, err)
+	}
+	return nil, outcomesOf(status, err)
+}
+
+// outcomes is the error of a call, together with what the call showed about its credential and its
+// host.
+type outcomes struct {
+	error
+	account, host credential.Outcome
+}
+
+func (o *outcomes) Unwrap() error { return o.error }
+
+var (
+	neutral = credential.Outcome{Kind: credential.Neutral}
+	unused  = credential.Outcome{Kind: credential.Unused}
+)
+
+// outcomesOf returns err with the outcomes that follow from it. status is that of the response; 0
+// if there was no whole response.
+func outcomesOf(status int, err error) error {
+	o := credential.OutcomeOf(err)
+	switch {
+	case errors.Is(err, egress.ErrAddressRefused), errors.Is(err, errNotEncrypted):
+		return &outcomes{err, unused, unused}
+	case status == http.StatusUnauthorized:
+		return &outcomes{err, credential.Outcome{Kind: credential.Failure}, neutral}
+	case status == http.StatusTooManyRequests:
+		return &outcomes{err, o, o}
+	case status == 0, status/100 == 5:
+		return &outcomes{err, neutral, o}
+	}
+	return &outcomes{err, neutral, credential.Outcome{Kind: credential.Success}}
+}
+
+// pass is the pass of a job: the permission to use its credential and that of its host. A field is
+// nil if the call does not need it.
+type pass struct{ account, host processor.Pass }
+
+func (p *pass) Into(ctx context.Context) context.Context {
+	if p.account == nil {
+		return ctx
+	}
+	return p.account.Into(ctx)
+}
+
+func (p *pass) Return(err error) {
+	account, host := err, err
+	var o *outcomes
+	if errors.As(err, &o) {
+		account, host = credential.Verdict(err, o.account), credential.Verdict(err, o.host)
+	}
+	if p.account != nil {
+		p.account.Return(account)
+	}
+	if p.host != nil {
+		p.host.Return(host)
+	}
 }

@@ -14,7 +14,6 @@ import (
 
 	"github.com/bulkaction/bulkaction/internal/jsonscan"
 	"github.com/bulkaction/bulkaction/processor"
-	"github.com/bulkaction/bulkaction/processor/internal/jsonfit"
 )
 
 // Type is the job type that the processor serves.
@@ -93,7 +92,7 @@ func asksNothing(payload []byte) bool {
 
 func parse(raw []byte) (payload, error) {
 	var p payload
-	if err := jsonfit.Decode("", raw, &p); err != nil {
+	if err := jsonscan.Decode("", raw, &p); err != nil {
 		return p, err
 	}
 	switch p.Fail {

@@ -9,10 +9,15 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
+	"os"
+	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -259,3 +264,249 @@ func (p *Processor) Process(ctx context.Context, job processor.Job) (any, error)
 	}
 	return Result{Platform: m.platform, Code: a.status}, nil
 }
+
+// Config says where the accounts are and what calls may do. Each field is set by an environment
+// variable with the prefix PUSH_.
+type Config struct {
+	// AccountsFile is a YAML file that lists the accounts of FCM, APNs and Web Push. It is read
+	// again when it changes. Empty means that the process does not serve PUSH_NOTIFICATION.
+	AccountsFile string `env:"ACCOUNTS_FILE"`
+	credential.Limits
+	// Timeout is the longest time for one push with its answer. The job's own timeout applies as
+	// well.
+	Timeout time.Duration `env:"TIMEOUT" envDefault:"30s"`
+	// TLSCAFile is a PEM file. If it is set, only the certificate authorities in it are trusted; if
+	// it is empty, those of the operating system are.
+	TLSCAFile string `env:"TLS_CA_FILE"`
+	// AllowPrivate lets endpoints of Web Push have every address, also private and loopback
+	// addresses. Each producer can then reach every HTTPS service that this process can reach.
+	AllowPrivate bool `env:"ALLOW_PRIVATE" envDefault:"false"`
+	// AllowedCIDRs are networks in which endpoints of Web Push may be although they are not public,
+	// for example 10.1.0.0/16.
+	AllowedCIDRs []netip.Prefix `env:"ALLOWED_CIDRS"`
+}
+
+// Validate checks every field, but not the content of AccountsFile, because only workers can read
+// it. The error joins one error for each invalid field and names the field as its environment
+// variable, without the prefix.
+func (c Config) Validate() error {
+	var errs []error
+	if c.Timeout <= 0 {
+		errs = append(errs, fmt.Errorf("TIMEOUT: %s is not above 0", c.Timeout))
+	}
+	for _, err := range c.policy().Validate() {
+		errs = append(errs, fmt.Errorf("ALLOWED_CIDRS: %w", err))
+	}
+	if _, err := c.rootCAs(); err != nil {
+		errs = append(errs, fmt.Errorf("TLS_CA_FILE: %w", err))
+	}
+	return errors.Join(errs...)
+}
+
+func (c Config) policy() egress.Policy {
+	return egress.Policy{AllowPrivate: c.AllowPrivate, AllowedCIDRs: c.AllowedCIDRs}
+}
+
+// rootCAs returns the certificate authorities in TLSCAFile; nil without a file, so that those of
+// the operating system are trusted.
+func (c Config) rootCAs() (*x509.CertPool, error) {
+	if c.TLSCAFile == "" {
+		return nil, nil
+	}
+	pem, err := os.ReadFile(c.TLSCAFile)
+	if err != nil {
+		return nil, err
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("%s holds no PEM certificate", c.TLSCAFile)
+	}
+	return pool, nil
+}
+
+// Reload reads the accounts file and the secrets again, and uses the accounts if they have no
+// mistake. If the files have not changed since the last call, it does nothing, so a mistake is
+// returned once; but after an error of the Choice it tries again.
+func (p *Processor) Reload() (changed bool, err error) { return p.file.Reload() }
+
+// load reads the accounts file. It returns the function that lets jobs use its accounts.
+func (p *Processor) load(r *accountsfile.Reader) (use func() error) {
+	before := *p.accounts.Load()
+	l := &loader{Reader: r, parts: p.parts, before: before}
+	l.load()
+	return func() error {
+		after := accounts{}
+		for platform, members := range l.members {
+			var err error
+			if after[platform], err = p.newPool(platform, members); err != nil {
+				return err
+			}
+		}
+		p.accounts.Store(&after)
+		before.closeAllBut(after)
+		return nil
+	}
+}
+
+func (p *Processor) newPool(platform string, members []member) (*pool, error) {
+	all := &pool{members: map[string]member{}}
+	choices := make([]credential.Account, len(members))
+	for i, m := range members {
+		all.members[m.account.ID] = m
+		choices[i] = m.account
+	}
+	var err error
+	if all.source, err = p.choose("push."+platform, choices); err != nil {
+		return nil, fmt.Errorf("choose among the push accounts of %s: %w", platform, err)
+	}
+	return all, nil
+}
+
+// closeAllBut closes the idle connections of those accounts in a whose sender is not used in after.
+// A job may still use such an account; a connection that it opens then ends by its idle timeout.
+func (a accounts) closeAllBut(after accounts) {
+	used := map[sender]bool{}
+	for _, pool := range after {
+		for _, m := range pool.members {
+			used[m.sender] = true
+		}
+	}
+	for _, pool := range a {
+		for _, m := range pool.members {
+			if !used[m.sender] {
+				m.sender.close()
+			}
+		}
+	}
+}
+
+const (
+	// maxAnswerBytes is how much of a response body is read. If the body is longer, its connection
+	// is not used again, unless it is one of HTTP/2.
+	maxAnswerBytes = 64 << 10
+	// throttledWait is how long a job waits after a 429 without Retry-After. Usually its account,
+	// too, is not used during this time.
+	throttledWait = time.Minute
+)
+
+// answer is what follows from the reply of a push service, or from its absence, for the job (err)
+// and for the account (outcome).
+type answer struct {
+	status  int // 0: no answer
+	outcome credential.Outcome
+	err     error // nil: the message was accepted
+}
+
+// reply is an answer as it came.
+type reply struct {
+	platform string
+	status   int
+	reason   string // a known word of the platform, such as BadDeviceToken; else ""
+	header   http.Header
+}
+
+func (r reply) error() error {
+	word := r.reason
+	if word == "" {
+		word = http.StatusText(r.status)
+	}
+	return fmt.Errorf("push by %s: status %d %s", r.platform, r.status, word)
+}
+
+func (r reply) accepted() answer {
+	return answer{status: r.status, outcome: credential.Outcome{Kind: credential.Success}}
+}
+
+// permanent returns the answer for a reply about the recipient or the message: the job fails for
+// good, and nothing is known about the account.
+func (r reply) permanent(code string) answer {
+	return answer{status: r.status, err: processor.Permanent(code, r.error())}
+}
+
+// failed is an answer about the service or the account.
+func (r reply) failed(code string) answer {
+	return answer{
+		status: r.status, err: processor.Retry(code, r.error()),
+		outcome: credential.Outcome{Kind: credential.Failure},
+	}
+}
+
+func (r reply) throttled() answer {
+	after, given := egress.RetryAfter(r.header.Get("Retry-After"), time.Now())
+	if !given {
+		after = throttledWait
+	}
+	return answer{
+		status: r.status, err: processor.Throttled(after, r.error()),
+		outcome: credential.Outcome{Kind: credential.Throttled, After: after},
+	}
+}
+
+// classify returns the answer for a reply by its status alone. Each platform calls it for replies
+// to which none of its own rules applies.
+//
+//	2xx       accepted
+//	401, 403  retry: the service refuses the account's credential
+//	413       permanent: PUSH_TOO_LARGE
+//	429       throttled
+//	other 4xx permanent: PUSH_INVALID_ARGUMENT
+//	others    retry
+func (r reply) classify() answer {
+	switch {
+	case r.status/100 == 2:
+		return r.accepted()
+	case r.status == http.StatusTooManyRequests:
+		return r.throttled()
+	case r.status == http.StatusUnauthorized, r.status == http.StatusForbidden:
+		return r.failed(CodeCredentialRefused)
+	case r.status == http.StatusRequestEntityTooLarge:
+		return r.permanent(CodeTooLarge)
+	case r.status/100 == 4:
+		return r.permanent(CodeInvalidArgument)
+	}
+	return r.failed(statusCode(r.status))
+}
+
+func statusCode(status int) string { return "PUSH_" + strconv.Itoa(status) }
+
+// unanswered returns the answer for a call that got no reply: the job is retried, and the account's
+// outcome is a failure, unless the job was cancelled or the worker stops. The text of err must not
+// name the recipient.
+func unanswered(ctx context.Context, platform string, err error) answer {
+	failure := credential.Outcome{Kind: credential.Failure}
+	switch {
+	case errors.Is(ctx.Err(), context.Canceled): // the job was cancelled or the worker stops
+		return answer{err: fmt.Errorf("push by %s: %w", platform, ctx.Err())}
+	case ctx.Err() != nil:
+		return answer{err: fmt.Errorf("push by %s: %w", platform, ctx.Err()), outcome: failure}
+	}
+	return answer{err: processor.Retry(CodeUnreachable, fmt.Errorf("push by %s: %w", platform, err)), outcome: failure}
+}
+
+// kindOnly returns an error that only says what kind of thing failed. err itself may have the host
+// in it, which is part of the endpoint and must not be logged.
+func kindOnly(err error) error {
+	var (
+		name        *net.DNSError
+		certificate *tls.CertificateVerificationError
+	)
+	switch {
+	case errors.As(err, &name):
+		return errors.New("the endpoint's host is not known")
+	case errors.As(err, &certificate):
+		return errors.New("the endpoint's certificate is not valid")
+	}
+	return errors.New("the connection to the endpoint failed")
+}
+
+// read returns at most maxAnswerBytes of a response's body.
+func read(body io.Reader) []byte {
+	// A read error is ignored: the status is known without the body, and only the reason is
+	// missing.
+	content, _ := io.ReadAll(io.LimitReader(body, maxAnswerBytes))
+	return content
+}
+
+// discard reads at most maxAnswerBytes of a response's body, so that its connection can be used
+// again.
+func discard(body io.Reader) { _, _ = io.Copy(io.Discard, io.LimitReader(body, maxAnswerBytes)) }

@@ -17,7 +17,6 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/bulkaction/bulkaction/internal/access/auth"
-	"github.com/bulkaction/bulkaction/internal/access/clientaddr"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
@@ -101,7 +100,7 @@ func New(o Options) *Authenticator {
 }
 
 // Authenticate returns the principal of a token. client is the result of
-// clientaddr.Proxies.ClientOf. The error is ErrInvalid, ErrUnavailable or a *TooManyFailuresError.
+// auth.Proxies.ClientOf. The error is ErrInvalid, ErrUnavailable or a *TooManyFailuresError.
 //
 // An unknown token of the right form makes the process read all keys, at most once a second,
 // because its key may be new. So a new key works within a second or so, and any number of wrong
@@ -321,23 +320,23 @@ func (e *TooManyFailuresError) Error() string {
 // client can't lock out another one at the same address. The limits do not reduce the reads of
 // Redis.
 type failures struct {
-	clients *clientaddr.Limiters
+	clients *auth.Limiters
 	all     *rate.Limiter
 }
 
 func newFailures() *failures {
 	return &failures{
-		clients: clientaddr.NewLimiters(failuresPerMinute/60.0, failuresBurst, limitedClients),
+		clients: auth.NewLimiters(failuresPerMinute/60.0, failuresBurst, limitedClients),
 		all:     rate.NewLimiter(failuresInAll, failuresInAll),
 	}
 }
 
 // failed counts a failed authentication of a client. It returns cause, or a *TooManyFailuresError
-// above a limit. client is the result of clientaddr.Proxies.ClientOf.
+// above a limit. client is the result of auth.Proxies.ClientOf.
 func (f *failures) failed(client netip.Addr, now time.Time, cause error) error {
 	wait := f.clients.Take(client, now)
 	if wait == 0 {
-		wait = clientaddr.TakeFrom(f.all, now)
+		wait = auth.TakeFrom(f.all, now)
 	}
 	if wait > 0 {
 		return &TooManyFailuresError{RetryAfter: wait}

@@ -13,12 +13,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/internal/access/auth"
+	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
@@ -55,8 +55,7 @@ type Store struct {
 	hasher auth.Hasher
 	now    func() time.Time
 
-	mu    sync.Mutex
-	known map[auth.Hash]known
+	known *redisx.Cache[auth.Hash, known]
 }
 
 // record is what Redis has of a session.
@@ -80,7 +79,9 @@ type known struct {
 // the same Hasher. If it has a pepper, a program that can write to Redis can't make a session. now
 // is the clock.
 func New(c redis.Cmdable, space keyspace.Space, hasher auth.Hasher, now func() time.Time) *Store {
-	return &Store{redis: c, space: space, hasher: hasher, now: now, known: map[auth.Hash]known{}}
+	cached := redisx.NewCache[auth.Hash, known](Idle, maxSessions)
+	cached.Now = now
+	return &Store{redis: c, space: space, hasher: hasher, now: now, known: cached}
 }
 
 // seal returns a hash over a session's token and its record, without the time of the last request.
@@ -115,7 +116,7 @@ func (s *Store) Create(ctx context.Context, p auth.Principal) (token string, err
 	if err := s.redis.Set(ctx, keyspace.AuthSession(s.space.Prefix(), string(hash)), text, Lifetime).Err(); err != nil {
 		return "", failed("begin a session", err)
 	}
-	s.remember(hash, known{r, s.now()})
+	s.known.Put(hash, known{r, s.now()})
 	return token, nil
 }
 
@@ -127,25 +128,23 @@ func (s *Store) Find(ctx context.Context, token string, request bool) (auth.Prin
 		return auth.Principal{}, ErrNone
 	}
 	hash, now := s.hasher.Hash(token), s.now()
-	s.mu.Lock()
-	k, remembered := s.known[hash]
-	s.mu.Unlock()
+	k, _, remembered := s.known.Get(hash)
 	if !remembered || now.Sub(k.readAt) > Fresh {
 		r, err := s.read(ctx, hash, token)
 		switch {
 		case errors.Is(err, ErrUnavailable) && remembered && now.Sub(k.readAt) <= outage:
 		case errors.Is(err, ErrNone):
-			s.forget(hash)
+			s.known.Delete(hash)
 			return auth.Principal{}, err
 		case err != nil: // such as a request that its client has left
 			return auth.Principal{}, err
 		default:
 			k = known{r, now}
-			s.remember(hash, k)
+			s.known.Put(hash, k)
 		}
 	}
 	if now.Sub(k.CreatedAt) >= Lifetime || now.Sub(k.SeenAt) >= Idle {
-		s.forget(hash)
+		s.known.Delete(hash)
 		return auth.Principal{}, ErrNone
 	}
 	if request && now.Sub(k.SeenAt) >= touchPause {
@@ -165,10 +164,10 @@ func (s *Store) touch(ctx context.Context, hash auth.Hash, k known) {
 	key := keyspace.AuthSession(s.space.Prefix(), string(hash))
 	err = s.redis.SetArgs(ctx, key, text, redis.SetArgs{Mode: "XX", KeepTTL: true}).Err()
 	if errors.Is(err, redis.Nil) {
-		s.forget(hash)
+		s.known.Delete(hash)
 		return
 	}
-	s.remember(hash, k)
+	s.known.Put(hash, k)
 }
 
 func (s *Store) read(ctx context.Context, hash auth.Hash, token string) (r record, err error) {
@@ -192,7 +191,7 @@ func (s *Store) read(ctx context.Context, hash auth.Hash, token string) (r recor
 // session may go on.
 func (s *Store) End(ctx context.Context, token string) error {
 	hash := s.hasher.Hash(token)
-	s.forget(hash)
+	s.known.Delete(hash)
 	if err := s.redis.Del(ctx, keyspace.AuthSession(s.space.Prefix(), string(hash))).Err(); err != nil {
 		return failed("end a session", err)
 	}
@@ -216,28 +215,4 @@ func failed(what string, err error) error {
 		return fmt.Errorf("%s: %w: %w", what, ErrUnavailable, err)
 	}
 	return fmt.Errorf("%s: %w", what, err)
-}
-
-// remember caches a session. When maxSessions are cached, it drops those that were read longer than
-// Fresh ago, or else all: they are read from Redis again.
-func (s *Store) remember(hash auth.Hash, k known) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.known) >= maxSessions {
-		for h, old := range s.known {
-			if k.readAt.Sub(old.readAt) > Fresh {
-				delete(s.known, h)
-			}
-		}
-		if len(s.known) >= maxSessions {
-			clear(s.known)
-		}
-	}
-	s.known[hash] = k
-}
-
-func (s *Store) forget(hash auth.Hash) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.known, hash)
 }

@@ -130,7 +130,7 @@ func (s *Store) appendToGroup(ctx context.Context, group string, all []*pendingA
 		setErrors(left, err)
 		return nil
 	}
-	if tenant, known := s.owners.get(group); known && who.Owns(tenant) {
+	if tenant, _, known := s.owners.Get(group); known && who.Owns(tenant) {
 		if err := s.appendToPartition(ctx, s.space.OfTenant(tenant), tenant, left); err != nil {
 			return apiError(err)
 		}
@@ -144,7 +144,7 @@ func (s *Store) appendToGroup(ctx context.Context, group string, all []*pendingA
 		setErrors(left, err)
 		return nil
 	}
-	s.owners.put(group, tenant)
+	s.owners.Put(group, tenant)
 	return apiError(s.appendToPartition(ctx, p, tenant, left))
 }
 

@@ -117,25 +117,6 @@ func TestSummaryIsBounded(t *testing.T) {
 	}
 }
 
-func TestRecent(t *testing.T) {
-	k := &recent[api.JobMap]{age: mapAge, most: maxKeptMaps}
-	now := time.Unix(1, 0)
-	for i := range maxKeptMaps + 1 {
-		k.keep(fmt.Sprint(i), api.JobMap{Jobs: int64(i)}, now)
-	}
-	require.Len(t, k.kept, maxKeptMaps)
-	m, ok := k.find("3", now.Add(mapAge-1))
-	require.True(t, ok)
-	require.EqualValues(t, 3, m.Jobs)
-	k.keep("3", api.JobMap{Jobs: 7}, now)
-	m, _ = k.find("3", now)
-	require.EqualValues(t, 7, m.Jobs, "the newest value is kept, also if there are many")
-	_, ok = k.find("3", now.Add(mapAge))
-	require.False(t, ok)
-	k.keep("new", api.JobMap{}, now.Add(mapAge))
-	require.Len(t, k.kept, 1)
-}
-
 // TestWithoutData: withoutData hides the data of a result line, and all of a damaged line.
 func TestWithoutData(t *testing.T) {
 	for line, want := range map[string]string{

@@ -52,9 +52,12 @@ type Store struct {
 	backpressure *backpressure.Controller
 	served       *presence.Served // the types that workers serve
 	groupLocks   keyedMutex
-	owners       tenantCache
-	batchers     []*redisx.Batcher[*pendingAppend] // by partition
-	waiters      []*replicaWaiter                  // by partition
+	// owners has the tenants of groups that were asked for recently, because a group often gets many
+	// appends in a short time. An entry may be out of date: a caller that finds no group in that
+	// tenant's partition must ask Redis.
+	owners   *redisx.Cache[string, string]
+	batchers []*redisx.Batcher[*pendingAppend] // by partition
+	waiters  []*replicaWaiter                  // by partition
 
 	summaries recent[failureReading] // by tenant and group
 	maps      recent[api.JobMap]     // by tenant, group and number of buckets
@@ -74,10 +77,12 @@ func New(
 		cfg: cfg, conn: conn, space: space, tel: tel, reducers: reducers, appender: appender,
 		backpressure: backpressure.New(limits, conn, space),
 		served:       presence.NewServed(conn, space),
-		batchers:     newBatchers[*pendingAppend](space),
-		waiters:      newReplicaWaiters(space),
-		summaries:    recent[failureReading]{age: summaryAge, most: maxKeptSummaries},
-		maps:         recent[api.JobMap]{age: mapAge, most: maxKeptMaps},
+		// A second is short because groups are deleted, and another tenant may then use the id.
+		owners:    redisx.NewCache[string, string](time.Second, 10_000),
+		batchers:  newBatchers[*pendingAppend](space),
+		waiters:   newReplicaWaiters(space),
+		summaries: recent[failureReading]{kept: redisx.NewCache[string, failureReading](summaryAge, maxKeptSummaries)},
+		maps:      recent[api.JobMap]{kept: redisx.NewCache[string, api.JobMap](mapAge, maxKeptMaps)},
 	}
 }
 

@@ -7,11 +7,19 @@ package ingest
 import (
 	"cmp"
 	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
 	"github.com/bulkaction/bulkaction/internal/jobs/groups"
+	"github.com/bulkaction/bulkaction/internal/jobs/groups/backpressure"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
@@ -139,4 +147,314 @@ func (in *source) withPrincipal(ctx context.Context) context.Context {
 		return auth.Trust(ctx)
 	}
 	return auth.With(ctx, in.principal)
+}
+
+// groupWait is the shortest time for which a message about an unknown group is retried before it is
+// rejected: the group's submission may come later in the stream (see waitForGroup).
+const groupWait = 30 * time.Second
+
+// redisErrorRetryTime is how long a message is retried while Redis answers it with an error,
+// counted from the message's arrival or the start of this process, whichever is later. The message
+// was accepted and must be stored, and an operator may be able to repair the cause. After that time
+// the message is rejected, so that it does not block others for ever.
+const redisErrorRetryTime = 10 * time.Minute
+
+// errRetryLater is the error of a message whose group may still come, or that waits until older
+// messages are handled: the consumer delivers the message again later.
+var errRetryLater = errors.New("not yet")
+
+// handle carries out messages that were read together. It stores the appends to one group together;
+// every other message has a goroutine of its own, because it needs several calls of Redis. If one
+// of the goroutines panics, handle panics at the end, in the caller's goroutine.
+func (in *source) handle(ctx context.Context, entries []stream.Entry) []stream.Verdict {
+	ctx = in.withPrincipal(ctx)
+	errs := make([]error, len(entries))
+	appends := map[string]*groupAppends{}
+	var running sync.WaitGroup
+	panics := make(chan string, len(entries))
+	start := func(task func()) {
+		running.Go(func() {
+			defer func() {
+				if p := recover(); p != nil {
+					panics <- fmt.Sprintf("%v\n%s", p, debug.Stack())
+				}
+			}()
+			task()
+		})
+	}
+	for i, e := range entries {
+		env, err := messages.ParseFields(e.ID, e.Fields)
+		switch {
+		case err != nil:
+			errs[i] = err
+		case env.Type == messages.TypeJobsAppend:
+			errs[i] = in.collectAppend(appends, i, e.ID, env)
+		default:
+			start(func() { errs[i] = in.handleMessage(ctx, env, e.ID) })
+		}
+	}
+	for group, a := range appends {
+		start(func() { in.handleAppends(ctx, group, a, errs) })
+	}
+	running.Wait()
+	select {
+	case p := <-panics:
+		panic(p) // the consumer finds the message that is to blame
+	default:
+	}
+	verdicts := make([]stream.Verdict, len(entries))
+	for i, err := range errs {
+		verdicts[i] = in.verdict(ctx, entries[i], err)
+	}
+	return verdicts
+}
+
+// verdict returns what happens to a message that was handled with the error err: nil acknowledges
+// it; other errors reject it with the reason, or have it delivered again later. verdict also
+// records when the full backlog has refused a message, for earlyCancel.
+func (in *source) verdict(ctx context.Context, e stream.Entry, err error) stream.Verdict {
+	if err == nil {
+		return stream.Verdict{Action: stream.Ack}
+	}
+	var full *api.BackpressureError
+	if errors.As(err, &full) {
+		in.lastRefusal.Store(time.Now().UnixNano())
+	}
+	if errors.Is(err, errRetryLater) || errors.Is(err, api.ErrUnavailable) || full != nil || ctx.Err() != nil {
+		in.Tel.Log.Debug("message postponed", "entry", e.ID, "reason", err)
+		return stream.Verdict{Action: stream.RetryAfter}
+	}
+	var refused redis.Error
+	if errors.As(err, &refused) && min(entryAge(e.ID), time.Since(in.created)) < redisErrorRetryTime {
+		in.Tel.Log.Warn("redis answered a message with an error, trying again", "entry", e.ID, "error", err)
+		return stream.Verdict{Action: stream.RetryAfter}
+	}
+	typ := fmt.Sprintf("%.64s", e.Get(messages.FieldType))
+	in.Tel.Log.Info("message rejected", "stream", in.key(), "entry", e.ID, "type", typ)
+	if in.name != "" {
+		err = fmt.Errorf("stream %s: %w", in.key(), err)
+	}
+	return stream.Verdict{Action: stream.Reject, Reason: err}
+}
+
+// handleMessage carries out a message that is no append.
+func (in *source) handleMessage(ctx context.Context, env messages.Envelope, entry string) error {
+	switch env.Type {
+	case messages.TypeGroupSubmit:
+		return in.handleSubmit(ctx, env, entry)
+	case messages.TypeGroupSeal:
+		return in.handleSeal(ctx, env, entry)
+	default:
+		return in.handleCancel(ctx, env, entry)
+	}
+}
+
+// origin returns the origin of a message.
+func origin(env messages.Envelope) groups.Origin {
+	return groups.Origin{TraceParent: env.TraceParent, At: time.Now(), Published: true}
+}
+
+func (in *source) handleSubmit(ctx context.Context, env messages.Envelope, entry string) error {
+	g, err := in.decoder.DecodeSubmit(env.Data)
+	if err != nil {
+		return err
+	}
+	if g.ID == "" {
+		g.ID = env.ID
+		if env.ID == entry && in.name != "" { // another stream may have an entry with this id
+			g.ID = in.name + "-" + entry
+		}
+	}
+	// Without a reservation: a message that the full backlog refuses stays in the stream, and is
+	// delivered again until there is space.
+	ctx, request := backpressure.WithoutReservation(ctx)
+	defer request.End()
+	_, err = in.store.Submit(ctx, g, origin(env))
+	return err
+}
+
+// groupAppends holds the appends to one group that were read together.
+type groupAppends struct {
+	entries []groups.EntryJobs
+	index   []int // of each entry in its batch
+}
+
+// collectAppend decodes an append, the message i of its batch, and adds it to the appends of its
+// group.
+func (in *source) collectAppend(appends map[string]*groupAppends, i int, entry string, env messages.Envelope) error {
+	body, err := in.decoder.DecodeAppendEntry(env)
+	if err != nil {
+		return err
+	}
+	a := appends[body.Group]
+	if a == nil {
+		a = &groupAppends{}
+		appends[body.Group] = a
+	}
+	jobs := groups.EntryJobs{Stream: in.name, Entry: entry, Jobs: body.Jobs, Origin: origin(env)}
+	if env.ID != entry {
+		jobs.Message = env.ID
+	}
+	a.entries, a.index = append(a.entries, jobs), append(a.index, i)
+	return nil
+}
+
+// handleAppends stores the appends to one group, and puts the error of each into errs, which has
+// one for each message of the batch.
+func (in *source) handleAppends(ctx context.Context, group string, a *groupAppends, errs []error) {
+	ctx, request := backpressure.WithoutReservation(ctx) // see handleSubmit
+	defer request.End()
+	for n, err := range in.store.AppendEntries(ctx, group, a.entries) {
+		errs[a.index[n]] = in.waitForGroup(ctx, a.entries[n].Entry, err)
+	}
+}
+
+// handleSeal seals a group. If the message has a total, the seal takes effect when the group has
+// total jobs. Without a total, handleSeal returns errRetryLater until no older message of the
+// stream is pending: an older one may be an append to this group that another process is handling.
+func (in *source) handleSeal(ctx context.Context, env messages.Envelope, entry string) error {
+	s, err := in.decoder.DecodeSeal(env.Data)
+	if err != nil {
+		return err
+	}
+	if s.Total == nil {
+		older, err := in.hasOlderPending(ctx, entry)
+		if err != nil {
+			return err
+		}
+		if older {
+			return errRetryLater
+		}
+	}
+	_, err = in.store.Seal(ctx, s.Group, s.Total)
+	return in.waitForGroup(ctx, entry, err)
+}
+
+func (in *source) handleCancel(ctx context.Context, env messages.Envelope, entry string) error {
+	c, err := in.decoder.DecodeCancel(env.Data)
+	if err != nil {
+		return err
+	}
+	_, err = in.store.Cancel(ctx, c.Group)
+	return in.waitForGroup(ctx, entry, err)
+}
+
+// waitForGroup turns api.ErrNotFound into errRetryLater while the group may still come, because the
+// messages of a group may arrive in any order: for groupWait after the message's arrival, and then
+// while older messages are pending or Redis does not say. Any other err is returned as it is.
+func (in *source) waitForGroup(ctx context.Context, entry string, err error) error {
+	if !errors.Is(err, api.ErrNotFound) {
+		return err
+	}
+	if entryAge(entry) < groupWait {
+		return errRetryLater
+	}
+	older, pendingErr := in.hasOlderPending(ctx, entry)
+	if pendingErr != nil || older {
+		return errRetryLater
+	}
+	return err
+}
+
+func entryAge(entry string) time.Duration {
+	return time.Since(time.UnixMilli(int64(entryID(entry).MS)))
+}
+
+// oldestPending holds the id of the oldest pending entry, as it was last read. For 5 ms it shows,
+// without a call of Redis, that an entry with this id or a smaller one has no older one.
+type oldestPending struct {
+	mu     sync.Mutex
+	id     stream.ID
+	readAt time.Time
+}
+
+func (in *source) hasOlderPending(ctx context.Context, entry string) (bool, error) {
+	o := &in.oldest
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if time.Since(o.readAt) < 5*time.Millisecond && !entryID(entry).After(o.id) {
+		return false, nil // entry was the oldest at the last read, and no older one can become pending
+	}
+	id, ok, err := in.consumer.OldestPending(ctx)
+	if err != nil {
+		return false, fmt.Errorf("%w: %w", api.ErrUnavailable, err)
+	}
+	if !ok {
+		// No entry is pending, not even this one: the consumer group was lost and created again,
+		// and delivers all entries again.
+		return true, nil
+	}
+	o.id, o.readAt = entryID(id), time.Now()
+	return entryID(entry).After(o.id), nil
+}
+
+// entryID returns the id of an entry that Redis has delivered.
+func entryID(entry string) stream.ID {
+	id, _ := stream.ParseID(entry) // Redis returns no other text
+	return id
+}
+
+const (
+	earlyCancelInterval = time.Second // time between two runs
+	earlyCancelBatch    = 50          // entries of one read
+	earlyCancelMaxBytes = 4 << 20     // bytes of one run; the run may exceed this by one batch
+)
+
+// earlyCancel reads ahead in an ingest stream and applies cancellations, while the messages before
+// them wait because the backlog is full. A cancellation makes the backlog smaller, so it must not
+// wait behind those messages. It looks for them only if the backlog has refused a message of this
+// process within the last groupWait. The consumer applies the cancellation again when it reads it,
+// which changes nothing. If Redis is away, the next run tries the cancellation again; any other
+// error is left to the consumer.
+type earlyCancel struct{ lastRead string } // id of the last entry that was read
+
+func (a *earlyCancel) runOnce(in *source) func(context.Context) error {
+	return func(ctx context.Context) error {
+		if time.Since(time.Unix(0, in.lastRefusal.Load())) > groupWait {
+			return nil // no message waits for the backlog: the consumer reads the cancellation soon
+		}
+		for bytes := 0; bytes < earlyCancelMaxBytes; {
+			from := "-"
+			if a.lastRead != "" {
+				from = "(" + a.lastRead
+			}
+			entries, err := in.Conn.Cmd.XRangeN(ctx, in.key(), from, "+", earlyCancelBatch).Result()
+			if err != nil {
+				return fmt.Errorf("read the stream %s for cancellations: %w", in.key(), err)
+			}
+			for _, e := range entries {
+				for _, v := range e.Values {
+					if text, ok := v.(string); ok {
+						bytes += len(text)
+					}
+				}
+				if e.Values[messages.FieldType] == messages.TypeGroupCancel {
+					if err := in.cancelEarly(ctx, e.ID, e.Values); err != nil {
+						return err
+					}
+				}
+				a.lastRead = e.ID
+			}
+			if len(entries) < earlyCancelBatch {
+				return nil
+			}
+		}
+		return nil
+	}
+}
+
+func (in *source) cancelEarly(ctx context.Context, entry string, values map[string]any) error {
+	env, err := messages.ParseEntry(entry, values)
+	if err != nil {
+		return nil //nolint:nilerr // the entry is rejected when the consumer reads it
+	}
+	c, err := in.decoder.DecodeCancel(env.Data)
+	if err != nil {
+		return nil //nolint:nilerr // the consumer rejects the entry, see above
+	}
+	_, err = in.store.Cancel(in.withPrincipal(ctx), c.Group)
+	if errors.Is(err, api.ErrUnavailable) {
+		return err // the next run reads the entry again
+	}
+	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,7 +13,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/jobs/ledger/layout"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
@@ -73,14 +73,14 @@ func ReadGroupSummary(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, id string, maxAggregate int64,
 ) (g Group, complete bool, err error) {
 	var fields *redis.MapStringStringCmd
-	var sizes [layout.Partials + 1]*redis.IntCmd
+	var sizes [partials + 1]*redis.IntCmd
 	parts := groupParts{aggregate: &redis.MapStringStringCmd{}}
 	_, err = c.Pipelined(ctx, func(pipe redis.Pipeliner) error {
 		fields, parts.codes = pipe.HGetAll(ctx, p.Group(id)), pipe.HGetAll(ctx, p.Codes(id))
-		for i := range layout.Partials {
-			sizes[i] = pipe.HStrLen(ctx, p.Aggregate(id), layout.AggregatePartial+strconv.Itoa(i))
+		for i := range partials {
+			sizes[i] = pipe.HStrLen(ctx, p.Aggregate(id), aggregatePartial+strconv.Itoa(i))
 		}
-		sizes[layout.Partials] = pipe.HStrLen(ctx, p.Aggregate(id), layout.AggregateFailed)
+		sizes[partials] = pipe.HStrLen(ctx, p.Aggregate(id), aggregateFailed)
 		return nil
 	})
 	bytes := int64(0)
@@ -102,38 +102,38 @@ func ReadGroupSummary(
 func newGroup(fields map[string]string, parts groupParts) Group {
 	num := func(field string) int64 { return integer(fields[field]) }
 	g := Group{
-		ID:         fields[layout.GroupID],
-		Tenant:     fields[layout.GroupTenant],
-		Name:       fields[layout.GroupName],
-		Type:       fields[layout.GroupType],
-		Lane:       fields[layout.GroupLane],
-		Status:     api.Status(fields[layout.GroupStatus]),
-		Round:      int(num(layout.GroupRound)),
-		Sealed:     fields[layout.GroupSealed] != "",
-		Paused:     fields[layout.GroupPaused] != "",
-		Started:    instant(fields[layout.GroupStarted]),
-		Aggregates: fields[layout.GroupAggregate],
-		Throttles:  num(layout.GroupThrottles),
-		Retries:    num(layout.GroupRetries),
+		ID:         fields[groupID],
+		Tenant:     fields[groupTenant],
+		Name:       fields[groupName],
+		Type:       fields[groupType],
+		Lane:       fields[groupLane],
+		Status:     api.Status(fields[groupStatus]),
+		Round:      int(num(groupRound)),
+		Sealed:     fields[groupSealed] != "",
+		Paused:     fields[groupPaused] != "",
+		Started:    instant(fields[groupStarted]),
+		Aggregates: fields[groupAggregate],
+		Throttles:  num(groupThrottles),
+		Retries:    num(groupRetries),
 		Counts: api.Counts{
-			Accepted: num(layout.GroupAccepted), Waiting: num(layout.GroupWaiting), NonReady: num(layout.GroupNonReady),
-			Ready: num(layout.GroupReady), InFlight: num(layout.GroupInFlight),
-			Done: num(layout.GroupDone), Failed: num(layout.GroupFailed), Cancelled: num(layout.GroupCancelled),
+			Accepted: num(groupAccepted), Waiting: num(groupWaiting), NonReady: num(groupNonReady),
+			Ready: num(groupReady), InFlight: num(groupInFlight),
+			Done: num(groupDone), Failed: num(groupFailed), Cancelled: num(groupCancelled),
 		},
 		Entered:        map[string]time.Time{},
 		FailuresByCode: countsByCode(parts.codes.Val()),
 	}
-	if fields[layout.GroupTotal] != "" {
-		total := num(layout.GroupTotal)
+	if fields[groupTotal] != "" {
+		total := num(groupTotal)
 		g.Total = &total
 	}
 	for field, value := range fields {
-		if status, ok := strings.CutPrefix(field, layout.GroupAt); ok {
+		if status, ok := strings.CutPrefix(field, groupAt); ok {
 			g.Entered[status] = time.UnixMilli(integer(value)).UTC()
 		}
 	}
 	for field, value := range parts.aggregate.Val() {
-		if strings.HasPrefix(field, layout.AggregatePartial) {
+		if strings.HasPrefix(field, aggregatePartial) {
 			g.Partials = append(g.Partials, value)
 		}
 	}
@@ -155,8 +155,8 @@ type GroupState struct {
 func QueueGroupState(
 	ctx context.Context, pipe redis.Pipeliner, p keyspace.Partition, group string,
 ) func() (GroupState, bool) {
-	read := pipe.HMGet(ctx, p.Group(group), layout.GroupStatus, layout.GroupRound, layout.GroupSealed,
-		layout.GroupTotal, layout.GroupPaused, layout.GroupSubmitted)
+	read := pipe.HMGet(ctx, p.Group(group), groupStatus, groupRound, groupSealed,
+		groupTotal, groupPaused, groupSubmitted)
 	return func() (GroupState, bool) {
 		v := values(read.Val())
 		if !v.has(0) {
@@ -177,7 +177,7 @@ func QueueGroupState(
 // status of a group that does not exist is "".
 func Statuses(ctx context.Context, c redis.Cmdable, p keyspace.Partition, groups []string) ([]api.Status, error) {
 	reads, err := pipelined(ctx, c, groups, func(pipe redis.Pipeliner, id string) *redis.SliceCmd {
-		return pipe.HMGet(ctx, p.Group(id), layout.GroupStatus)
+		return pipe.HMGet(ctx, p.Group(id), groupStatus)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("read statuses of groups: %w", err)
@@ -191,7 +191,7 @@ func Statuses(ctx context.Context, c redis.Cmdable, p keyspace.Partition, groups
 
 // TenantOf returns the tenant of a group; "" when the group does not exist.
 func TenantOf(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string) (string, error) {
-	tenant, err := c.HGet(ctx, p.Group(group), layout.GroupTenant).Result()
+	tenant, err := c.HGet(ctx, p.Group(group), groupTenant).Result()
 	if err != nil && !errors.Is(err, redis.Nil) {
 		return "", fmt.Errorf("read tenant of group %s: %w", group, err)
 	}
@@ -204,7 +204,7 @@ func TenantOf(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group 
 // for it.
 func Unsettled(ctx context.Context, c redis.Cmdable, p keyspace.Partition, groups []string) (map[string]bool, error) {
 	reads, err := pipelined(ctx, c, groups, func(pipe redis.Pipeliner, id string) *redis.SliceCmd {
-		return pipe.HMGet(ctx, p.Group(id), layout.GroupSweep, layout.GroupRequeue)
+		return pipe.HMGet(ctx, p.Group(id), groupSweep, groupRequeue)
 	})
 	if err != nil && (call.IsUnavailable(err) || ctx.Err() != nil) {
 		return nil, fmt.Errorf("read unfinished cancellations and reopenings: %w", err)
@@ -240,10 +240,10 @@ type Progress struct {
 }
 
 var progressFields = []string{
-	layout.GroupStatus, layout.GroupAccepted, layout.GroupWaiting, layout.GroupNonReady, layout.GroupReady,
-	layout.GroupInFlight, layout.GroupDone, layout.GroupFailed, layout.GroupCancelled,
-	layout.GroupReduced, layout.GroupThrottles, layout.GroupRetries,
-	layout.GroupAt + "created", layout.GroupStarted, layout.GroupAt + "aggregating", layout.GroupAt + "completed",
+	groupStatus, groupAccepted, groupWaiting, groupNonReady, groupReady,
+	groupInFlight, groupDone, groupFailed, groupCancelled,
+	groupReduced, groupThrottles, groupRetries,
+	groupAt + "created", groupStarted, groupAt + "aggregating", groupAt + "completed",
 }
 
 // ReadProgress reads the progress of groups, in their order. It costs one HMGET a group, all in one
@@ -296,7 +296,7 @@ func ReadQueues(
 	paused := map[string]*redis.BoolCmd{}
 	orders, err := pipelined(ctx, c, queues, func(pipe redis.Pipeliner, q TenantQueue) *redis.StringSliceCmd {
 		if paused[q.Type] == nil {
-			paused[q.Type] = pipe.HExists(ctx, p.Pauses(), layout.PauseOfType+q.Type)
+			paused[q.Type] = pipe.HExists(ctx, p.Pauses(), pauseOfType+q.Type)
 		}
 		return pipe.ZRange(ctx, p.FairTenant(q.Type, q.Lane, q.Tenant), 0, most-1)
 	})
@@ -310,7 +310,7 @@ func ReadQueues(
 	slices.Sort(ids)
 	ids = slices.Compact(ids)
 	counts, err := pipelined(ctx, c, ids, func(pipe redis.Pipeliner, id string) *redis.SliceCmd {
-		return pipe.HMGet(ctx, p.Group(id), layout.GroupWaiting)
+		return pipe.HMGet(ctx, p.Group(id), groupWaiting)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("read queues of partition %d: %w", p.Index(), err)
@@ -328,4 +328,147 @@ func ReadQueues(
 		read[q] = QueuedGroups{groups, paused[q.Type].Val()}
 	}
 	return read, nil
+}
+
+// GroupList names a list of a partition's groups. The lists are sorted sets; the comment of each
+// constant says which groups its list has, and by which time they are ordered.
+type GroupList string
+
+// The lists of groups. Until [Sweep] has completed, a cancelled group counts as one that has not
+// ended.
+const (
+	AllGroups    GroupList = ""  // every group, by its creation
+	OpenGroups   GroupList = "o" // groups that have not ended, by their creation or reopening
+	EndedGroups  GroupList = "e" // groups that have ended, by their end
+	FailedGroups GroupList = "f" // groups whose status is FAILED, by their end
+)
+
+// ListWith returns the shortest list that has all groups with a status; "" stands for any. A
+// cancelled group is among the open ones until [Sweep] has completed, so only AllGroups has all of
+// them.
+func ListWith(status api.Status) GroupList {
+	switch status {
+	case "", api.StatusCancelled:
+		return AllGroups
+	case api.StatusCompleted:
+		return EndedGroups
+	case api.StatusFailed:
+		return FailedGroups
+	}
+	return OpenGroups
+}
+
+// keyOf returns the key of a list.
+func (l GroupList) keyOf(p keyspace.Partition) string {
+	switch l {
+	case OpenGroups:
+		return p.Open()
+	case EndedGroups:
+		return p.Ended()
+	case FailedGroups:
+		return p.Failed()
+	}
+	return p.Groups()
+}
+
+// ListedGroup is a group at its place in a list. Groups of the same time are ordered by id.
+type ListedGroup struct {
+	At float64 // the time by which the list is ordered, ms
+	ID string
+}
+
+// Newest returns a place in a list that is before all groups.
+func Newest() ListedGroup { return ListedGroup{At: math.Inf(1)} }
+
+// OlderThan reports whether a comes after b in a list that begins with the newest group.
+func (a ListedGroup) OlderThan(b ListedGroup) bool {
+	return a.At < b.At || (a.At == b.At && a.ID < b.ID)
+}
+
+// GroupRange is a part of a list of groups.
+type GroupRange struct {
+	List   GroupList
+	Tenant string      // of AllGroups: only the groups of this tenant; "": those of all
+	Before ListedGroup // only groups that are older than this one; Newest(): all
+	Since  time.Time   // only groups of this time or later; zero: all
+}
+
+// ListGroups returns the groups of a range in a partition, the newest first: limit of them, or
+// fewer if there are no more.
+func ListGroups(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, r GroupRange, limit int,
+) ([]ListedGroup, error) {
+	key, since := r.List.keyOf(p), "-inf"
+	if r.Tenant != "" {
+		key = p.GroupsOf(r.Tenant)
+	}
+	if !r.Since.IsZero() {
+		since = strconv.FormatInt(r.Since.UnixMilli(), 10)
+	}
+	var groups []ListedGroup
+	// Groups with the same ms as Before that come before it in the list may fill whole pages: they
+	// are skipped.
+	for offset := int64(0); ; offset += int64(limit) {
+		page, err := c.ZRevRangeByScoreWithScores(ctx, key, &redis.ZRangeBy{
+			Min: since, Max: strconv.FormatFloat(r.Before.At, 'f', 0, 64), Offset: offset, Count: int64(limit),
+		}).Result()
+		if err != nil {
+			return nil, fmt.Errorf("list groups of partition %d: %w", p.Index(), err)
+		}
+		for _, z := range page {
+			id, _ := z.Member.(string)
+			if g := (ListedGroup{z.Score, id}); g.OlderThan(r.Before) {
+				groups = append(groups, g)
+			}
+		}
+		if len(groups) >= limit || len(page) < limit {
+			return groups[:min(len(groups), limit)], nil
+		}
+	}
+}
+
+// GroupFacts has what lists of groups are filtered by: the state, whether the group is paused,
+// whether a job has failed, the time of creation, and the types. The Status of a group that does
+// not exist is "".
+type GroupFacts struct {
+	Status api.Status
+	Paused bool
+	// FailedJobs says whether at least one job of the group has failed.
+	FailedJobs bool
+	Created    time.Time // when the group was created; a retry does not change it
+	types      []string
+}
+
+// HasType reports whether typ is the group's type or the type of one of its jobs.
+func (f *GroupFacts) HasType(typ string) bool { return slices.Contains(f.types, typ) }
+
+// ReadGroupFacts reads the facts of groups of one partition, in their order, in one round trip.
+func ReadGroupFacts(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, ids []string,
+) ([]GroupFacts, error) {
+	type replies struct {
+		fields  *redis.SliceCmd
+		created *redis.FloatCmd
+	}
+	// Each reply has the error of the pipeline or its own.
+	reads, _ := pipelined(ctx, c, ids, func(pipe redis.Pipeliner, id string) replies {
+		return replies{
+			pipe.HMGet(ctx, p.Group(id), groupStatus, groupPaused, groupType, groupTypes,
+				groupFailed),
+			pipe.ZScore(ctx, p.Groups(), id),
+		}
+	})
+	facts := make([]GroupFacts, len(ids))
+	for i, read := range reads {
+		if err := read.fields.Err(); err != nil {
+			return nil, fmt.Errorf("read what group %s is listed by: %w", ids[i], err)
+		}
+		v := values(read.fields.Val())
+		facts[i] = GroupFacts{
+			Status: api.Status(v.str(0)), Paused: v.has(1), FailedJobs: v.num(4) > 0,
+			Created: time.UnixMilli(int64(read.created.Val())),
+			types:   append(strings.Split(v.str(3), typesSeparator), v.str(2)),
+		}
+	}
+	return facts, nil
 }

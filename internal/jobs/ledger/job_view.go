@@ -14,7 +14,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/jobs/ledger/layout"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
@@ -44,7 +43,7 @@ func (e *JobError) Time() time.Time { return time.UnixMilli(e.At).UTC() }
 // parseFailure reads a record of failures:GROUP: the error as JSON, a newline, and the job's moving
 // blob.
 func parseFailure(record string) (JobError, error) {
-	text, blob, _ := strings.Cut(record, layout.RecordSeparator)
+	text, blob, _ := strings.Cut(record, recordSeparator)
 	e, err := parseJobError(text)
 	c := cutter{rest: blob}
 	trace := ""
@@ -69,7 +68,7 @@ func parseJobError(text string) (JobError, error) {
 // parseJobErrors decodes one record of errors:GROUP, the errors of a job. It skips bad lines.
 func parseJobErrors(record string) []JobError {
 	var all []JobError
-	for line := range strings.SplitSeq(record, layout.RecordSeparator) {
+	for line := range strings.SplitSeq(record, recordSeparator) {
 		if e, err := parseJobError(line); err == nil {
 			all = append(all, e)
 		}
@@ -129,7 +128,7 @@ func FindKey(
 ) (ordinal int64, unique bool, err error) {
 	var asked, found *redis.StringCmd
 	_, _ = c.Pipelined(ctx, func(pipe redis.Pipeliner) error {
-		asked = pipe.HGet(ctx, p.Group(group), layout.GroupUniqueKeys)
+		asked = pipe.HGet(ctx, p.Group(group), groupUniqueKeys)
 		found = pipe.HGet(ctx, p.KeyIndex(group), key)
 		return nil
 	})

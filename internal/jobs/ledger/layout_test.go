@@ -22,7 +22,7 @@ import (
 // keys' base. Words in capitals stand for an id or any text.
 func tables(t *testing.T) map[string][]string {
 	t.Helper()
-	source, err := os.ReadFile("layout/layout.go")
+	source, err := os.ReadFile("layout.go")
 	require.NoError(t, err)
 	all, hash := map[string][]string{}, ""
 	of := regexp.MustCompile(`^// \w+ is the hash (\w+(?::\w+)*)`)
@@ -53,7 +53,7 @@ func like(pattern, name string) bool {
 	return regexp.MustCompile("^" + text + "$").MatchString(name)
 }
 
-// TestLayoutListsEveryField: each hash field that a scene leaves is in a table of package layout,
+// TestLayoutListsEveryField: each hash field that a scene leaves is in a table of layout.go,
 // and the text of some script names each field of a table, except those in here.
 func TestLayoutListsEveryField(t *testing.T) {
 	t.Parallel()

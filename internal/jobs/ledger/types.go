@@ -5,11 +5,11 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/jobs/ledger/layout"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
@@ -67,13 +67,13 @@ func Loads(ctx context.Context, c redis.Cmdable, p keyspace.Partition, types []s
 // totals names the fields of load:TYPE that only grow. The hash watch has the same fields for
 // retired types.
 var totals = []string{
-	layout.LoadAccepted, layout.LoadStarted, layout.LoadDone, layout.LoadFailed, layout.LoadRetried,
-	layout.LoadThrottled,
+	loadAccepted, loadStarted, loadDone, loadFailed, loadRetried,
+	loadThrottled,
 }
 
 // loadFields are the fields of load:TYPE that Loads reads.
 var loadFields = append([]string{
-	layout.LoadWaiting, layout.LoadNonReady, layout.LoadStale, layout.LoadLost,
+	loadWaiting, loadNonReady, loadStale, loadLost,
 }, totals...)
 
 // totals converts the values of the fields in the variable totals, in that order.
@@ -97,7 +97,7 @@ func PausedTypes(ctx context.Context, c redis.Cmdable, p keyspace.Partition, kno
 	if len(known) > 0 {
 		fields := make([]string, len(known))
 		for i, typ := range known {
-			fields[i] = layout.PauseOfType + typ
+			fields[i] = pauseOfType + typ
 		}
 		values, err := c.HMGet(ctx, p.Pauses(), fields...).Result()
 		if err != nil {
@@ -111,12 +111,12 @@ func PausedTypes(ctx context.Context, c redis.Cmdable, p keyspace.Partition, kno
 	}
 	cursor := uint64(0)
 	for range maxPausePages {
-		pairs, next, err := c.HScan(ctx, p.Pauses(), cursor, layout.PauseOfType+"*", 1000).Result()
+		pairs, next, err := c.HScan(ctx, p.Pauses(), cursor, pauseOfType+"*", 1000).Result()
 		if err != nil {
 			return nil, failed(err)
 		}
 		for pair := range slices.Chunk(pairs, 2) {
-			types = append(types, strings.TrimPrefix(pair[0], layout.PauseOfType))
+			types = append(types, strings.TrimPrefix(pair[0], pauseOfType))
 		}
 		if cursor = next; cursor == 0 {
 			break
@@ -128,7 +128,7 @@ func PausedTypes(ctx context.Context, c redis.Cmdable, p keyspace.Partition, kno
 
 // TypePaused reports whether a type is paused.
 func TypePaused(ctx context.Context, c redis.Cmdable, p keyspace.Partition, typ string) (bool, error) {
-	return c.HExists(ctx, p.Pauses(), layout.PauseOfType+typ).Result()
+	return c.HExists(ctx, p.Pauses(), pauseOfType+typ).Result()
 }
 
 // HaveJobs returns for each type of a partition whether it has waiting, non-ready or ready jobs, or
@@ -140,7 +140,7 @@ func HaveJobs(ctx context.Context, c redis.Cmdable, p keyspace.Partition, types 
 	}
 	reads, err := pipelined(ctx, c, types, func(pipe redis.Pipeliner, typ string) replies {
 		return replies{
-			load:  pipe.HMGet(ctx, p.Load(typ), layout.LoadWaiting, layout.LoadNonReady),
+			load:  pipe.HMGet(ctx, p.Load(typ), loadWaiting, loadNonReady),
 			ready: pipe.XLen(ctx, p.Ready(typ)),
 		}
 	})
@@ -182,4 +182,59 @@ func ReadPartition(ctx context.Context, c redis.Cmdable, p keyspace.Partition) (
 		Types: types.Val(), Groups: groups.Val(), ActiveTenants: active.Val(), DeadLetters: dead.Val(),
 		Retired: values(retired.Val()).totals(),
 	}, nil
+}
+
+var why = script("jobs/why", "priority")
+
+// NextJob in the place of an ordinal asks for a group's next job: the next waiting one in Why,
+// the next due one in FindNonReady, and the first ready one in FindReady.
+const NextJob = -1
+
+// WaitingJob is what the script why returns of a job that may be waiting, of its group and of the
+// jobs before it.
+type WaitingJob struct {
+	Now          time.Time // Redis's clock
+	State        Letter    // 0 when NextJob was asked for and no job of the group is in the fair queue
+	Ordinal      int64     // NextJob when State is 0
+	Tenant, Type string    // Type is "" when the group has several types and only the job's blob names its own
+	Status       api.Status
+	Types        []string // the types of the group's jobs, as many as Why looks at
+
+	GroupPaused, TenantPaused, TypePaused bool
+
+	HeldUntil        time.Time // the group's run_at while it is scheduled; zero: it is not
+	RateLimitedUntil time.Time // when the tenant of a waiting job returns to the fair queue; zero: not rate-limited
+	Place            int64     // jobs of its group before it in the same queue; -1: unknown
+	ByPriority       bool      // a lane's groups are ordered by priority; otherwise each tenant's by age and size
+	GroupsBefore     int64     // groups before its group in that order, for its type
+	JobsBefore       int64     // waiting jobs of these groups
+	Started          time.Time // when the first job of the group's round started; zero: none has
+
+	// The next fields are counts of the group. Ended jobs are done, failed or cancelled.
+	Accepted, NonReady, Ready, InFlight, Ended int64
+
+	Key string // of a waiting job whose Place is known; "": it has none
+}
+
+// Why reads a job, or with NextJob the one with the lowest ordinal at the heads of the group's
+// queues. It looks at no more than `most` types of the group and `most` groups before it: beyond
+// that, JobsBefore is too low. Errors: api.ErrNotFound.
+func Why(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, ordinal int64, most int,
+) (WaitingJob, error) {
+	r := run(ctx, c, why, p, group, ordinal, most)
+	_ = r.Code("OK")
+	w := WaitingJob{
+		Now: r.Time(), State: letterOf(r.Text()), Ordinal: r.Number(), Tenant: r.Text(), Status: api.Status(r.Text()),
+		Type: r.Text(),
+	}
+	paused := r.Text()
+	w.GroupPaused, w.TenantPaused = strings.Contains(paused, "g"), strings.Contains(paused, "t")
+	w.TypePaused = strings.Contains(paused, "y")
+	w.HeldUntil, w.RateLimitedUntil = r.Time(), r.Time()
+	w.Place, w.GroupsBefore, w.JobsBefore, w.ByPriority = r.Number(), r.Number(), r.Number(), r.Flag()
+	w.Started, w.Ended = r.Time(), r.Number()
+	w.Accepted, w.NonReady, w.Ready, w.InFlight = r.Number(), r.Number(), r.Number(), r.Number()
+	w.Types, w.Key = r.List().Texts(), r.Text()
+	return call.Done(r, w)
 }

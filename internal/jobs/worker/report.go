@@ -10,7 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/bulkaction/bulkaction/internal/jobs/attempt"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 	"github.com/bulkaction/bulkaction/processor"
@@ -186,7 +185,7 @@ func (f *feed) otherOutcome(t *task) ledger.OtherJob {
 		Code:      t.verdict.Code,
 		Text:      t.verdict.Message,
 	}
-	rules := attempt.Rules{
+	rules := Rules{
 		MaxRetries: f.w.cfg.retriesOf(t.terms), MaxThrottles: f.w.cfg.MaxThrottles,
 		Backoff: f.w.cfg.Backoff, MaxBackoff: f.w.cfg.MaxBackoff,
 	}

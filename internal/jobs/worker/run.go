@@ -15,7 +15,6 @@ import (
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/bulkaction/bulkaction/internal/jobs/attempt"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 	"github.com/bulkaction/bulkaction/processor"
 )
@@ -102,7 +101,7 @@ func (w *Worker) callProcessor(ctx context.Context, t *task, pass processor.Pass
 	if err != nil {
 		return nil, err
 	}
-	return attempt.EncodeResult(result)
+	return EncodeResult(result)
 }
 
 // job returns the job as Admit gets it; for Process, callProcessor adds RetriesLeft. Before the job
@@ -122,7 +121,7 @@ func (w *Worker) panicked(t *task, r any) error {
 	w.Tel.Log.Error("processor panicked", "group", t.Group, "ordinal", t.Ordinal,
 		"attempt", t.currentAttempt, "type", t.Type,
 		"panic", panicText(r), "at", panickedAt(), "stack", string(debug.Stack()))
-	return attempt.PanicError()
+	return PanicError()
 }
 
 // panicText returns what a log may show of a panic's value: the text of the runtime's own panics. A
@@ -163,7 +162,7 @@ func (w *Worker) setOutcome(t *task, span trace.Span, result []byte, err error, 
 	cause := t.ctx.endCause(now)
 	switch {
 	case errors.Is(cause, context.DeadlineExceeded) && (err != nil || t.runTime >= limit):
-		err = attempt.TimeoutError(limit) // a result that comes after the timeout does not count
+		err = TimeoutError(limit) // a result that comes after the timeout does not count
 	case err != nil && stoppedByWorker(cause):
 		t.released = true
 	}

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/jobs/attempt"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/processor"
@@ -26,7 +25,7 @@ const watchdogInterval = 100 * time.Millisecond
 const cancelInterval = 400 * time.Millisecond
 
 // watch is one pass of the watchdog; Every calls it each watchdogInterval. It abandons jobs whose
-// processor has ignored the job's timeout for attempt.AbandonDelay, so that they don't block a
+// processor has ignored the job's timeout for AbandonDelay, so that they don't block a
 // slot. It releases started jobs that wait too long for a slot (see takeOverdue). It returns nil.
 func (w *Worker) watch(context.Context) error {
 	release(w.slots.takeOverdue(w.expectedRunTime(), time.Now())...)
@@ -36,15 +35,15 @@ func (w *Worker) watch(context.Context) error {
 			continue
 		}
 		limit := t.terms.JobTimeout
-		if time.Duration(now-t.runStart) < limit+attempt.AbandonDelay(limit) {
+		if time.Duration(now-t.runStart) < limit+AbandonDelay(limit) {
 			continue
 		}
-		end := attempt.TimeoutError(limit)
+		end := TimeoutError(limit)
 		if w.hasShortTimeout(t) {
 			end = context.Canceled
 		}
 		w.abandon(t, end, func() {
-			t.verdict = processor.Classify(attempt.TimeoutError(limit))
+			t.verdict = processor.Classify(TimeoutError(limit))
 			t.processTrace = t.Trace
 		})
 	}

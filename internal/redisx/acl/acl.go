@@ -13,7 +13,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
-//go:generate go run ./gen ../../..
+//go:generate go run ./derive ../../..
 //go:generate go run ../../../cmd/bulkaction acl --prefix bulk-action: --format aclfile --output ../../../deployments/redis/users.acl
 
 // need is what a kind of process does in Redis.

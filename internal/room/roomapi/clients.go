@@ -8,7 +8,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/access/clientaddr"
+	"github.com/bulkaction/bulkaction/internal/access/auth"
 )
 
 // maxBuckets is the most addresses with a rate limiter at a time. A new address replaces the one
@@ -17,13 +17,13 @@ import (
 const maxBuckets = 1 << 16
 
 // clients limits the open streams, in all and per address, and the new visitors per address. The
-// address is that of clientaddr.Proxies.ClientOf. If a trusted proxy names no client, only the
+// address is that of auth.Proxies.ClientOf. If a trusted proxy names no client, only the
 // limit of all streams together applies.
 type clients struct {
-	proxies     clientaddr.Proxies
+	proxies     auth.Proxies
 	maxOpen     int
 	maxPerIP    int
-	newVisitors *clientaddr.Limiters
+	newVisitors *auth.Limiters
 
 	mu   sync.Mutex
 	open int
@@ -33,7 +33,7 @@ type clients struct {
 func newClients(proxies []netip.Prefix, maxOpen, maxPerIP, perIP int) *clients {
 	return &clients{
 		proxies: proxies, maxOpen: maxOpen, maxPerIP: maxPerIP,
-		newVisitors: clientaddr.NewLimiters(rate.Limit(perIP), perIP, maxBuckets), byIP: map[netip.Addr]int{},
+		newVisitors: auth.NewLimiters(rate.Limit(perIP), perIP, maxBuckets), byIP: map[netip.Addr]int{},
 	}
 }
 

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/access/clientaddr"
+	"github.com/bulkaction/bulkaction/internal/access/auth"
 )
 
 // TestRateOfNewVisitors: 1,000 visitors enter from one address. Those without a cookie are refused
@@ -40,7 +40,7 @@ func TestRateOfNewVisitors(t *testing.T) {
 	require.Equal(t, 1001-refused, room.number())
 	require.Equal(t, map[string]int{"/rate": refused}, reasons)
 
-	a.clients.newVisitors = clientaddr.NewLimiters(0, 1, 10) // a permit that is taken does not come back
+	a.clients.newVisitors = auth.NewLimiters(0, 1, 10) // a permit that is taken does not come back
 	require.NoError(t, a.clients.newVisitor(netip.MustParseAddr("192.0.2.1")))
 	require.Equal(t, http.StatusOK, call(t, a, "POST", ticketPath, cookieOf(t, first, "broker")).Code)
 	require.Equal(t, http.StatusTooManyRequests, call(t, a, "GET", "/events/sale/wait").Code)

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sync/singleflight"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/stage/cache"
+	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/web"
 )
 
@@ -24,7 +24,7 @@ const (
 type statuses struct {
 	read    func(context.Context, string) (api.EventStatus, error)
 	calls   singleflight.Group
-	answers *cache.Cache[string, statusAnswer]
+	answers *redisx.Cache[string, statusAnswer]
 }
 
 type statusAnswer struct {
@@ -34,7 +34,7 @@ type statusAnswer struct {
 }
 
 func newStatuses(read func(context.Context, string) (api.EventStatus, error)) *statuses {
-	return &statuses{read: read, answers: cache.New[string, statusAnswer](statusAge, maxStatuses)}
+	return &statuses{read: read, answers: redisx.NewCache[string, statusAnswer](statusAge, maxStatuses)}
 }
 
 // of returns the state of an event, at most statusAge old. Concurrent calls share one read; the end

@@ -15,7 +15,6 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
-	"github.com/bulkaction/bulkaction/internal/jobs/ledger/layout"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
@@ -32,7 +31,7 @@ func SetEntered(
 	t testing.TB, c redis.Cmdable, p keyspace.Partition, group string, status api.Status, at time.Time,
 ) {
 	t.Helper()
-	ctx, field := context.WithoutCancel(t.Context()), layout.GroupAt+strings.ToLower(string(status))
+	ctx, field := context.WithoutCancel(t.Context()), "at:"+strings.ToLower(string(status))
 	if at.IsZero() {
 		require.NoError(t, c.HDel(ctx, p.Group(group), field).Err())
 		return
@@ -52,7 +51,7 @@ func LosePayload(t testing.TB, c redis.Cmdable, p keyspace.Partition, group stri
 // SetWaiting sets the counter of a type's waiting jobs.
 func SetWaiting(t testing.TB, c redis.Cmdable, p keyspace.Partition, typ string, jobs int64) {
 	t.Helper()
-	require.NoError(t, c.HSet(context.WithoutCancel(t.Context()), p.Load(typ), layout.LoadWaiting, jobs).Err())
+	require.NoError(t, c.HSet(context.WithoutCancel(t.Context()), p.Load(typ), "waiting", jobs).Err())
 }
 
 // MakeActive makes a tenant active. It sets both its count of unfinished jobs, and of those that
@@ -61,19 +60,19 @@ func MakeActive(t testing.TB, c redis.Cmdable, p keyspace.Partition, tenant stri
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context())
 	require.NoError(t, c.SAdd(ctx, p.Active(), tenant).Err())
-	require.NoError(t, c.HSet(ctx, p.Tenant(tenant), layout.TenantUnfinished, jobs, layout.TenantActive, jobs).Err())
+	require.NoError(t, c.HSet(ctx, p.Tenant(tenant), "unfinished", jobs, "active", jobs).Err())
 }
 
 // SetRenewals sets the partition's counter of how often the leader lease was renewed.
 func SetRenewals(t testing.TB, c redis.Cmdable, p keyspace.Partition, n int64) {
 	t.Helper()
-	require.NoError(t, c.HSet(context.WithoutCancel(t.Context()), p.Watch(), layout.WatchRenewals, n).Err())
+	require.NoError(t, c.HSet(context.WithoutCancel(t.Context()), p.Watch(), "renewals", n).Err())
 }
 
 // Renewals returns how often the leader lease was renewed.
 func Renewals(t testing.TB, c redis.Cmdable, p keyspace.Partition) int64 {
 	t.Helper()
-	n, err := c.HGet(context.WithoutCancel(t.Context()), p.Watch(), layout.WatchRenewals).Int64()
+	n, err := c.HGet(context.WithoutCancel(t.Context()), p.Watch(), "renewals").Int64()
 	if err != nil {
 		require.ErrorIs(t, err, redis.Nil)
 	}
@@ -83,7 +82,7 @@ func Renewals(t testing.TB, c redis.Cmdable, p keyspace.Partition) int64 {
 // Leader returns the process that leads a partition.
 func Leader(t testing.TB, c redis.Cmdable, p keyspace.Partition) string {
 	t.Helper()
-	leader, err := c.HGet(context.WithoutCancel(t.Context()), p.Watch(), layout.WatchOwner).Result()
+	leader, err := c.HGet(context.WithoutCancel(t.Context()), p.Watch(), "owner").Result()
 	require.NoError(t, err)
 	return leader
 }
@@ -91,13 +90,13 @@ func Leader(t testing.TB, c redis.Cmdable, p keyspace.Partition) string {
 // Unseal removes the mark that a group gets no more jobs.
 func Unseal(t testing.TB, c redis.Cmdable, p keyspace.Partition, group string) {
 	t.Helper()
-	require.NoError(t, c.HDel(context.WithoutCancel(t.Context()), p.Group(group), layout.GroupSealed).Err())
+	require.NoError(t, c.HDel(context.WithoutCancel(t.Context()), p.Group(group), "sealed").Err())
 }
 
 // Unpause removes the mark that a group is paused.
 func Unpause(t testing.TB, c redis.Cmdable, p keyspace.Partition, group string) {
 	t.Helper()
-	require.NoError(t, c.HDel(context.WithoutCancel(t.Context()), p.Group(group), layout.GroupPaused).Err())
+	require.NoError(t, c.HDel(context.WithoutCancel(t.Context()), p.Group(group), "paused").Err())
 }
 
 // SetLastError overwrites the stored last errors of a job that is non-ready for a retry. text

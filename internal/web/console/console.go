@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -19,7 +20,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/access/activity"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
-	"github.com/bulkaction/bulkaction/internal/stage/cache"
+	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
 
@@ -51,7 +52,7 @@ type Console struct {
 	views    func() *templates // parses them at the first call: many processes never show a page
 	rooms    roomPages
 	live     *live
-	last     *cache.Cache[string, view] // shown while Redis is away
+	last     *redisx.Cache[string, view] // shown while Redis is away
 	overview *overviewPage
 }
 
@@ -63,7 +64,7 @@ const (
 // New returns a console of the API's data.
 func New(shared httpapi.Shared, o Options) *Console {
 	c := &Console{
-		Shared: shared, Options: o, mux: http.NewServeMux(), last: cache.New[string, view](lastTTL, maxLast),
+		Shared: shared, Options: o, mux: http.NewServeMux(), last: redisx.NewCache[string, view](lastTTL, maxLast),
 		overview: newOverviewPage(shared.Backend),
 	}
 	c.rooms = roomPages{
@@ -155,16 +156,25 @@ func (c *Console) allPages() []page {
 	letters, tenants, guards := letterPages{c.Backend}, tenantPages{c.Backend}, guardPages{c.Backend}
 	all := []page{
 		{path: "/{$}", nav: "Overview", scope: open, view: c.overview.view},
-		{path: "/groups", nav: "Groups", scope: auth.Read, view: groups.list},
+		{path: "/groups", nav: "Groups", scope: auth.Read, view: listOf(groups.readList).page("groups", "Groups", "groups")},
 		{path: "/groups/{id}", scope: auth.Read, view: groups.group},
 		{path: "/groups/{id}/failures", scope: auth.Read, view: failuresPage{c}.view},
 		{path: "/groups/{id}/jobs", scope: auth.Read, view: groups.goToJob},
 		{path: "/groups/{id}/jobs/{ordinal}", scope: auth.Read, view: groups.job},
 		{path: "/tenants", nav: "Tenants", scope: auth.Read, view: tenants.list},
 		{path: "/tenants/{id}", scope: auth.Read, view: tenants.tenant},
-		{path: "/dead-letters", nav: "Dead letters", scope: auth.Read, view: letters.deadLetters},
-		{path: "/rejected", nav: "Rejected", scope: auth.ReadSystem, view: letters.rejected},
-		{path: "/guards", nav: "Guards", scope: auth.ReadSystem, view: guards.list},
+		{
+			path: "/dead-letters", nav: "Dead letters", scope: auth.Read,
+			view: listOf(letters.readDeadLetters).page("deadletters", "Dead letters", "dead-letters"),
+		},
+		{
+			path: "/rejected", nav: "Rejected", scope: auth.ReadSystem,
+			view: listOf(letters.readRejected).page("rejected", "Rejected messages", "rejected"),
+		},
+		{
+			path: "/guards", nav: "Guards", scope: auth.ReadSystem,
+			view: listOf(guards.readList).page("guards", "Guards", "guards"),
+		},
 		{path: "/guards/{name}", scope: auth.ReadSystem, view: guards.guard},
 		{path: "/rooms", nav: "Rooms", scope: auth.ReadSystem, view: c.rooms.list},
 		{path: "/rooms/{event}", scope: auth.ReadSystem, view: c.rooms.room},
@@ -370,4 +380,81 @@ func pathID(r *http.Request, name string) (string, error) {
 		return "", fmt.Errorf("%s %.128s: %w", name, strings.ToValidUTF8(id, "?"), api.ErrNotFound)
 	}
 	return id, nil
+}
+
+// refusal says why a form was refused, and what was typed into it.
+type refusal struct {
+	failure
+	values url.Values
+	cause  error // why the view of a page refused its query; servePage then makes the failure of it
+}
+
+// formError is an error with the values of the form's fields. Forms with a file need it, because
+// http.Request has not parsed their fields.
+type formError struct {
+	fields map[string]string
+	err    error
+}
+
+func (e *formError) Error() string { return e.err.Error() }
+func (e *formError) Unwrap() error { return e.err }
+
+// refuse answers a form that was not accepted. It shows the page of the form again, with the
+// problem and with what was typed. If the page can't be read now, it shows the page's last data,
+// which it finds only for a form that is sent to the path of its page. refuse answers with an error
+// page if it finds no last data, if the form has no page, or if err is api.ErrNotFound. A chosen
+// file must be chosen again, because browsers do not keep it.
+func (c *Console) refuse(w http.ResponseWriter, r *http.Request, a action, err error) {
+	if a.page == nil || errors.Is(err, api.ErrNotFound) {
+		c.fail(w, r, err)
+		return
+	}
+	values := r.PostForm
+	if form, ok := errors.AsType[*formError](err); ok {
+		values = url.Values{}
+		for name, value := range form.fields {
+			values.Set(name, value)
+		}
+	}
+	if errors.Is(err, api.ErrConflict) {
+		values.Del("form_id") // it was used: the form that is shown now is another one
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), readTimeout)
+	defer cancel()
+	v, readErr := a.page(r.WithContext(ctx))
+	if readErr != nil {
+		last, _, ok := c.last.Get(keyOf(r))
+		if !ok {
+			c.fail(w, r, err)
+			return
+		}
+		v = last
+	}
+	c.renderRefused(w, r, v, values, err)
+}
+
+// renderRefused answers with the page of the form that was refused. It makes the page static: an
+// update would replace what was typed.
+func (c *Console) renderRefused(w http.ResponseWriter, r *http.Request, v view, values url.Values, err error) {
+	f, status := c.failureOf(w, r, err)
+	v.topic, v.refused = "", &refusal{failure: f, values: values}
+	c.render(w, r, status, v, time.Time{})
+}
+
+// Refused returns why the form that was sent to this page was refused; nil: no form was refused.
+// The layout shows it as an error.
+func (f frame) Refused() *failure {
+	if f.refused == nil {
+		return nil
+	}
+	return &f.refused.failure
+}
+
+// Value returns the initial value of a form's field: what was typed if the form was refused,
+// otherwise value.
+func (f frame) Value(name, value string) string {
+	if f.refused == nil || !f.refused.values.Has(name) {
+		return value
+	}
+	return f.refused.values.Get(name)
 }

@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"net/http"
@@ -70,10 +69,7 @@ func (p groupPages) openGroup(ctx context.Context, id string) (func(context.Cont
 		return nil, api.ErrNotFound
 	}
 	_, _, err := p.backend.GroupSummary(ctx, id, 0)
-	if err != nil && !errors.Is(err, api.ErrUnavailable) {
-		return nil, err
-	}
-	return p.reader(id), nil
+	return p.reader(id), unlessAway(err)
 }
 
 // reader returns a function that reads the data of a group's page: the group on each call,
@@ -299,10 +295,8 @@ func (p groupPages) openJob(ctx context.Context, arg string) (func(context.Conte
 		return nil, api.ErrNotFound
 	}
 	read := func(ctx context.Context) (any, error) { return p.readJob(ctx, id, ordinal) }
-	if _, err := read(ctx); err != nil && !errors.Is(err, api.ErrUnavailable) {
-		return nil, err
-	}
-	return read, nil
+	_, err = read(ctx)
+	return read, unlessAway(err)
 }
 
 // ordinalOf returns the ordinal of a job from a path. If the text is no ordinal, the error is

@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
@@ -46,19 +47,15 @@ type groupsData struct {
 	Tenants  bool // the reader sees groups of several tenants
 }
 
-func (p groupPages) list(r *http.Request) (view, error) {
-	return listOf(p.readList).view(r, view{name: "groups", title: "Groups", topic: "groups"})
-}
-
 // openList returns the function that reads the live data of a list of groups. The function reads
 // the unfiltered first page at each call, and any other page at most once per listInterval, because
 // that may look at thousands of groups.
-func (p groupPages) openList(_ context.Context, arg string) (func(context.Context) (any, error), error) {
+func (p groupPages) openList(ctx context.Context, arg string) (func(context.Context) (any, error), error) {
 	interval := listInterval
 	if arg == "" {
 		interval = 0
 	}
-	return listOf(p.readList).open(arg, interval)
+	return listOf(p.readList).live(interval)(ctx, arg)
 }
 
 // readList parses the query of the list of groups. It returns a function that reads this page of
@@ -191,4 +188,66 @@ func (p groupPages) control(name string) func(context.Context, *http.Request) (s
 		}
 		return root + "/groups/" + id + "?done=" + name, err
 	}
+}
+
+// listOf is a function that parses the query of a list. It returns a function that reads this page
+// of the list, and the valid parameters of the query, which are part of the name of the page's live
+// topic.
+type listOf func(q url.Values) (read func(context.Context) (any, error), filter url.Values, err error)
+
+// page returns the view of a list. The parameters of a request's query that are valid become part
+// of the topic.
+func (l listOf) page(name, title, topic string) func(r *http.Request) (view, error) {
+	return func(r *http.Request) (view, error) {
+		read, filter, err := l(r.URL.Query())
+		if err != nil {
+			return view{}, err
+		}
+		data, err := read(r.Context())
+		return view{name: name, title: title, data: data, topic: topic + ":" + filter.Encode()}, err
+	}
+}
+
+// live returns the open of a list's topic, whose argument is the parameters of the list. The data is
+// read at most once per interval.
+func (l listOf) live(interval time.Duration) func(context.Context, string) (func(context.Context) (any, error), error) {
+	return func(_ context.Context, arg string) (func(context.Context) (any, error), error) {
+		q, err := url.ParseQuery(arg)
+		if err != nil {
+			return nil, invalid("topics", "is malformed")
+		}
+		read, _, err := l(q)
+		return every(interval, read), err
+	}
+}
+
+// every returns a function that calls read at most once per interval, and otherwise returns the
+// data of the last call. After an error, the next call reads again. Only one goroutine may use the
+// function.
+func every[T any](
+	interval time.Duration, read func(context.Context) (T, error),
+) func(context.Context) (T, error) {
+	var last T
+	var readAt time.Time
+	return func(ctx context.Context) (T, error) {
+		if !readAt.IsZero() && time.Since(readAt) < interval {
+			return last, nil
+		}
+		data, err := read(ctx)
+		if err == nil {
+			last, readAt = data, time.Now()
+		}
+		return data, err
+	}
+}
+
+// chosen returns a query of the values that are not empty.
+func chosen(values map[string]string) url.Values {
+	q := url.Values{}
+	for name, value := range values {
+		if value != "" {
+			q.Set(name, value)
+		}
+	}
+	return q
 }

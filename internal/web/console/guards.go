@@ -3,7 +3,6 @@ package console
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -39,14 +38,6 @@ type guardsData struct {
 	Kinds  []string
 	Next   string // path of the next page
 	First  bool   // this is the first page
-}
-
-func (p guardPages) list(r *http.Request) (view, error) {
-	return listOf(p.readList).view(r, view{name: "guards", title: "Guards", topic: "guards"})
-}
-
-func (p guardPages) openList(_ context.Context, arg string) (func(context.Context) (any, error), error) {
-	return listOf(p.readList).open(arg, guardsInterval)
 }
 
 // readList parses the query of the list of guards. It returns a function that reads this page of
@@ -165,10 +156,8 @@ func (p guardPages) openGuard(ctx context.Context, arg string) (func(context.Con
 	if err != nil {
 		return nil, err
 	}
-	if _, err := read(ctx); err != nil && !errors.Is(err, api.ErrUnavailable) {
-		return nil, err
-	}
-	return seldomIfLarge(read), nil
+	_, err = read(ctx)
+	return seldomIfLarge(read), unlessAway(err)
 }
 
 // seldomIfLarge wraps read, which reads a guard: it calls read only once per guardsInterval while

@@ -45,18 +45,24 @@ func (c *Console) topics() map[string]topic {
 	groups, tenants, letters := groupPages{c.Backend}, tenantPages{c.Backend}, letterPages{c.Backend}
 	guards := guardPages{c.Backend}
 	all := map[string]topic{
-		"overview":     {scope: open, page: "overview", open: c.overview.open},
-		"groups":       {scope: auth.Read, page: "groups", many: true, open: groups.openList},
-		"group":        {scope: auth.Read, page: "group", group: true, open: groups.openGroup},
-		"tenants":      {scope: auth.Read, page: "tenants", many: true, open: tenants.openList},
-		"tenant":       {scope: auth.Read, page: "tenant", many: true, open: tenants.openTenant},
-		"job":          {scope: auth.Read, page: "job", many: true, open: groups.openJob},
-		"dead-letters": {scope: auth.Read, page: "deadletters", many: true, open: letters.openDeadLetters},
-		"rejected":     {scope: auth.ReadSystem, page: "rejected", many: true, open: letters.openRejected},
-		"guards":       {scope: auth.ReadSystem, page: "guards", many: true, open: guards.openList},
-		"guard":        {scope: auth.ReadSystem, page: "guard", many: true, open: guards.openGuard},
-		"workers":      {scope: auth.ReadMetrics, page: "workers", open: workersPage{c.Backend}.open},
-		"audit":        {scope: auth.ReadSystem, page: "audit", open: auditPage{c.Backend}.open},
+		"overview": {scope: open, page: "overview", open: c.overview.open},
+		"groups":   {scope: auth.Read, page: "groups", many: true, open: groups.openList},
+		"group":    {scope: auth.Read, page: "group", group: true, open: groups.openGroup},
+		"tenants":  {scope: auth.Read, page: "tenants", many: true, open: listOf(tenants.readList).live(listInterval)},
+		"tenant":   {scope: auth.Read, page: "tenant", many: true, open: tenants.openTenant},
+		"job":      {scope: auth.Read, page: "job", many: true, open: groups.openJob},
+		"dead-letters": {
+			scope: auth.Read, page: "deadletters", many: true,
+			open: listOf(letters.readDeadLetters).live(listInterval),
+		},
+		"rejected": {
+			scope: auth.ReadSystem, page: "rejected", many: true,
+			open: listOf(letters.readRejected).live(listInterval),
+		},
+		"guards":  {scope: auth.ReadSystem, page: "guards", many: true, open: listOf(guards.readList).live(guardsInterval)},
+		"guard":   {scope: auth.ReadSystem, page: "guard", many: true, open: guards.openGuard},
+		"workers": {scope: auth.ReadMetrics, page: "workers", open: workersPage{c.Backend}.open},
+		"audit":   {scope: auth.ReadSystem, page: "audit", open: auditPage{c.Backend}.open},
 	}
 	if c.Rooms != nil {
 		all["rooms"] = topic{
@@ -185,6 +191,15 @@ func (l *live) subscribe(r *http.Request) (context.Context, subscription, error)
 	address := c.apiOption(r)
 	class := strings.Join([]string{classOf(who), address, name}, "\x00")
 	return ctx, subscription{t, name, who, read, address, class}, nil
+}
+
+// unlessAway returns the error of the first read of a topic. While Redis is away the stream opens:
+// its reader is told so, and sees the data when Redis is back.
+func unlessAway(err error) error {
+	if errors.Is(err, api.ErrUnavailable) {
+		return nil
+	}
+	return err
 }
 
 var errNoTopic = refusedStream(http.StatusNotFound, "no such topic", nil)

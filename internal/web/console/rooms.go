@@ -2,7 +2,6 @@ package console
 
 import (
 	"context"
-	"errors"
 	"net/http"
 	"net/url"
 	"slices"
@@ -13,7 +12,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/messages"
-	"github.com/bulkaction/bulkaction/internal/stage/cache"
+	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
 
@@ -28,7 +27,7 @@ const (
 type roomPages struct {
 	rooms   httpapi.Rooms
 	backend httpapi.Backend // it knows the brokers
-	brokers *cache.Cache[string, []api.StageStatus]
+	brokers *redisx.Cache[string, []api.StageStatus]
 	paces   *paces
 	local   bool // there are no API keys: only loopback may see events
 }
@@ -141,10 +140,8 @@ func (p roomPages) openRoom(ctx context.Context, event string) (func(context.Con
 	if !api.ValidID(event) {
 		return nil, api.ErrNotFound
 	}
-	if _, err := p.rooms.Event(ctx, event); err != nil && !errors.Is(err, api.ErrUnavailable) {
-		return nil, err
-	}
-	return p.reader(event), nil
+	_, err := p.rooms.Event(ctx, event)
+	return p.reader(event), unlessAway(err)
 }
 
 func (p roomPages) reader(event string) func(context.Context) (any, error) {

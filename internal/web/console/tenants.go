@@ -48,11 +48,7 @@ func (p tenantPages) list(r *http.Request) (view, error) {
 	if id != "" {
 		return view{}, redirectError(root + "/tenants/" + id)
 	}
-	return listOf(p.readList).view(r, view{name: "tenants", title: "Tenants", topic: "tenants"})
-}
-
-func (p tenantPages) openList(_ context.Context, arg string) (func(context.Context) (any, error), error) {
-	return listOf(p.readList).open(arg, listInterval)
+	return listOf(p.readList).page("tenants", "Tenants", "tenants")(r)
 }
 
 // readList parses the query of the list of tenants. It returns a function that reads this page of

@@ -231,7 +231,7 @@ func TestTenantsLive(t *testing.T) {
 	_, data, _ = w.follow(server, "tenants:", login(acme)).next()
 	require.NotContains(t, data["tenants"], "globex")
 
-	read, err := tenantPages{w.backend}.openList(t.Context(), "sort=backlog")
+	read, err := listOf(tenantPages{w.backend}.readList).live(listInterval)(t.Context(), "sort=backlog")
 	require.NoError(t, err)
 	before := len(w.backend.callsOf("busiest"))
 	for range 3 {
@@ -484,7 +484,7 @@ func TestLettersLive(t *testing.T) {
 			require.False(t, hasAttribute(n, "data-live"), "live data would overwrite the form")
 		}
 	}
-	read, err := letterPages{w.backend}.openDeadLetters(t.Context(), "code=A")
+	read, err := listOf(letterPages{w.backend}.readDeadLetters).live(listInterval)(t.Context(), "code=A")
 	require.NoError(t, err)
 	before := len(w.backend.callsOf("dead"))
 	for range 3 {

@@ -19,7 +19,6 @@ import (
 	"github.com/bulkaction/bulkaction/guard"
 	"github.com/bulkaction/bulkaction/internal/access/apikey"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
-	"github.com/bulkaction/bulkaction/internal/access/clientaddr"
 	"github.com/bulkaction/bulkaction/internal/jobs/groups"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
@@ -47,7 +46,7 @@ func newInstallation(t testing.TB) *installation {
 	p := stagetest.Process(w, "in")
 	g, err := gateway.New(context.WithoutCancel(t.Context()), p, gateway.Config{
 		Addr: "127.0.0.1:0", Store: w.Store, Guards: guard.New(p.Conn.Cmd, guard.Prefix(p.Space.Prefix())), Keys: in.auth,
-		KeyStore: in.store, Proxies: clientaddr.Proxies{netip.MustParsePrefix("127.0.0.0/8")}, Rooms: apitest.NewRooms(),
+		KeyStore: in.store, Proxies: auth.Proxies{netip.MustParsePrefix("127.0.0.0/8")}, Rooms: apitest.NewRooms(),
 	})
 	require.NoError(t, err)
 	w.Run(g)

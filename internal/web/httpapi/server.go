@@ -13,7 +13,6 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/guard"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
-	"github.com/bulkaction/bulkaction/internal/access/clientaddr"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/web"
 )
@@ -130,7 +129,7 @@ type Options struct {
 	// KeyStore is the store of the keys that admins manage. nil: the calls on keys answer 409.
 	KeyStore KeyStore
 	KeyRPS   int // most requests that a key may make in a second; 0: any number
-	Proxies  clientaddr.Proxies
+	Proxies  auth.Proxies
 	// Activity is the activity log, which records changes before they are carried out, except
 	// submissions and appends. nil: nothing is recorded, and the API has no call that reads the log.
 	Activity Activity

@@ -1,15 +1,20 @@
-// Package derive reads from the program's code what each role does in Redis: which scripts it runs,
-// which commands it sends, and which keys it names. It follows the calls from the functions that
-// start the role (rapid type analysis), so it may find too much, but leaves out nothing that the
-// role can reach without reflection.
-package derive
+// Command derive writes roles_gen.go of package acl: what each role does in Redis, which it reads
+// from the program's code, that is, which scripts the role runs, which commands it sends, and which
+// keys it names. It follows the calls from the functions that start the role (rapid type analysis),
+// so it may find too much, but leaves out nothing that the role can reach without reflection. `go
+// generate ./internal/redisx/acl` runs it.
+package main
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"go/format"
 	"go/types"
 	"maps"
+	"os"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -26,18 +31,18 @@ const (
 	goRedis  = "github.com/redis/go-redis/v9"
 )
 
-// User is a kind of process, and the functions at which its code begins: PACKAGE.FUNCTION, or
+// user is a kind of process, and the functions at which its code begins: PACKAGE.FUNCTION, or
 // PACKAGE.* for all exported functions and methods of a package, or PACKAGE.TYPE.METHOD.
-type User struct {
-	Name  string
-	Roots []string
+type user struct {
+	name  string
+	roots []string
 }
 
 // connect is what each process with a role does first.
 const connect = "internal/process/roles.Connect"
 
-// Users are the kinds of processes that use Redis.
-var Users = []User{
+// users are the kinds of processes that use Redis.
+var users = []user{
 	{"ingest", []string{connect, "internal/process/roles.Ingest"}},
 	{"fetcher", []string{connect, "internal/process/roles.Fetcher"}},
 	{"dispatcher", []string{connect, "internal/process/roles.Dispatcher"}},
@@ -54,42 +59,33 @@ var Users = []User{
 	}},
 }
 
-// Need is what a kind of process does in Redis. All lists are sorted.
-type Need struct {
-	Scripts  []string // names of scripts
-	Commands []string // commands that it sends outside of scripts
-	Keys     []string // patterns of keys, without the prefix
-	Channels []string // patterns of channels, without the prefix
+// need is what a kind of process does in Redis. All lists are sorted.
+type need struct {
+	scripts  []string // names of scripts
+	commands []string // commands that it sends outside of scripts
+	keys     []string // patterns of keys, without the prefix
+	channels []string // patterns of channels, without the prefix
 }
 
-// Commands has the functions of package acl that name Redis commands: those that a go-redis method
-// sends, those that a Lua script calls, and whether a word is a command.
-type Commands struct {
-	OfMethod  func(method string) []string // of a go-redis client
-	OfScript  func(source string) []string
-	IsCommand func(name string) bool
-}
-
-// Of analyses the module in the folder dir, and returns what each of Users needs, by its name.
-func Of(dir string, commands Commands) (map[string]Need, error) {
+// needsOf analyses the module in the folder dir, and returns what each of users needs, by its name.
+func needsOf(dir string) (map[string]need, error) {
 	code, err := load(dir)
 	if err != nil {
 		return nil, err
 	}
-	code.commands = commands
-	all := map[string]Need{}
-	for _, user := range Users {
-		roots, err := code.roots(user.Roots)
+	all := map[string]need{}
+	for _, u := range users {
+		roots, err := code.roots(u.roots)
 		if err != nil {
-			return nil, fmt.Errorf("user %s: %w", user.Name, err)
+			return nil, fmt.Errorf("user %s: %w", u.name, err)
 		}
 		found := code.need(reachable(roots))
 		if len(found.failed) > 0 {
-			return nil, fmt.Errorf("user %s: %w", user.Name, errors.Join(found.failed...))
+			return nil, fmt.Errorf("user %s: %w", u.name, errors.Join(found.failed...))
 		}
-		all[user.Name] = Need{
-			Scripts: sorted(found.scripts), Commands: sorted(found.commands),
-			Keys: sorted(found.keys), Channels: sorted(found.channels),
+		all[u.name] = need{
+			scripts: sorted(found.scripts), commands: sorted(found.commands),
+			keys: sorted(found.keys), channels: sorted(found.channels),
 		}
 	}
 	return all, nil
@@ -101,13 +97,12 @@ func sorted(set map[string]bool) []string { return slices.Sorted(maps.Keys(set))
 type code struct {
 	packages map[string]*ssa.Package // by the path of the package
 	scripts  map[*ssa.Global]string  // the name of the script in a variable
-	commands Commands
 }
 
 func load(dir string) (*code, error) {
 	var names []string
-	for _, user := range Users {
-		for _, root := range user.Roots {
+	for _, u := range users {
+		for _, root := range u.roots {
 			folder := path.Dir(root) + "/" + strings.SplitN(path.Base(root), ".", 2)[0]
 			names = append(names, "./"+path.Clean(folder))
 		}
@@ -273,4 +268,59 @@ func home(f *ssa.Function) *ssa.Package {
 		return f.Origin().Pkg
 	}
 	return f.Pkg
+}
+
+func main() {
+	if err := generate(os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "derive:", err)
+		os.Exit(1)
+	}
+}
+
+func generate(args []string) error {
+	if len(args) != 1 {
+		return errors.New("give the folder of go.mod")
+	}
+	needs, err := needsOf(args[0])
+	if err != nil {
+		return err
+	}
+	text, err := render(needs)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(args[0], "internal/redisx/acl/roles_gen.go"), text, 0o644)
+}
+
+func render(needs map[string]need) ([]byte, error) {
+	var b bytes.Buffer
+	b.WriteString("// Code generated by derive; DO NOT EDIT.\n\npackage acl\n\n")
+	b.WriteString("// needs is what each kind of process does in Redis, read from the code.\n")
+	b.WriteString("var needs = map[string]need{\n")
+	for _, u := range users {
+		n := needs[u.name]
+		fmt.Fprintf(&b, "%q: {\n", u.name)
+		for _, part := range []struct {
+			name string
+			list []string
+		}{{"scripts", n.scripts}, {"commands", n.commands}, {"keys", n.keys}, {"channels", n.channels}} {
+			if len(part.list) > 0 {
+				fmt.Fprintf(&b, "%s: []string{\n", part.name)
+				for line := range slices.Chunk(part.list, 6) {
+					for _, word := range line {
+						fmt.Fprintf(&b, "%q, ", word)
+					}
+					b.WriteString("\n")
+				}
+				b.WriteString("},\n")
+			}
+		}
+		b.WriteString("},\n")
+	}
+	b.WriteString("}\n")
+	text, err := format.Source(b.Bytes())
+	if err != nil {
+		return nil, fmt.Errorf("format: %w", err)
+	}
+	return text, nil
 }

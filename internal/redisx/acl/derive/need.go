@@ -1,4 +1,4 @@
-package derive
+package main
 
 import (
 	"fmt"
@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"golang.org/x/tools/go/ssa"
+
+	"github.com/bulkaction/bulkaction/internal/redisx/acl"
 )
 
 // found collects what functions do in Redis.
@@ -58,7 +60,7 @@ func (c *code) addCommands(n *found, pkg string, instruction ssa.Instruction) {
 	}
 	if call, ok := instruction.(ssa.CallInstruction); ok && call.Common().IsInvoke() {
 		if call.Common().Method.Pkg() != nil && isClient(call.Common().Value.Type()) {
-			add(c.commands.OfMethod(call.Common().Method.Name()))
+			add(acl.CommandsOfMethod(call.Common().Method.Name()))
 			if call.Common().Method.Name() == "Do" {
 				n.failed = append(n.failed, fmt.Errorf("%s: Do hides its command", instruction.Parent()))
 			}
@@ -74,18 +76,18 @@ func (c *code) addCommands(n *found, pkg string, instruction ssa.Instruction) {
 			// receiver.
 			method, _ := v.Object().(*types.Func)
 			if method != nil && method.Signature().Recv() != nil && isClient(method.Signature().Recv().Type()) {
-				add(c.commands.OfMethod(method.Name()))
+				add(acl.CommandsOfMethod(method.Name()))
 			}
 		case *ssa.Const:
 			if source := text(v); strings.Contains(source, "redis.call(") && !isInit(instruction) {
-				add(c.commands.OfScript(source)) // a script that is not a variable
+				add(acl.CommandsOf(source)) // a script that is not a variable
 			}
 		}
 	}
 	// In package redisx and below it, a constant string in an interface may be a word of a command,
 	// as in Do(ctx, "xreadgroup", "group"). Each one that is the name of a command counts.
 	if word, ok := instruction.(*ssa.MakeInterface); ok && strings.HasPrefix(pkg, module+"internal/redisx") {
-		if name := text(word.X); c.commands.IsCommand(name) {
+		if name := text(word.X); acl.IsCommand(name) {
 			add([]string{name})
 		}
 	}

@@ -1,4 +1,4 @@
-package derive
+package main
 
 import (
 	"go/ast"
