@@ -10,9 +10,11 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"golang.org/x/sync/singleflight"
 
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/wm"
@@ -42,8 +44,24 @@ type Config struct {
 
 // Broker is the broker of one process. Make it with New.
 type Broker struct {
-	visitors
-	subscriber message.Subscriber
+	stage.Process
+	cfg          Config
+	instance     string // names this broker in conns, statuses and streams
+	rooms        *waitingroom.Rooms
+	keys         *entrytoken.Keys
+	metrics      metrics
+	publisher    *dispatch.Publisher
+	subscriber   message.Subscriber
+	views        []*position.Views // by partition
+	conns        connections
+	endedStreams disconnects
+	lookups      lookups
+	enterBatches enterBatches
+	draining     atomic.Bool
+	suspended    atomic.Bool  // positions wait until all users have entered again
+	positionAge  atomic.Int64 // of the oldest positions that the last round has shown, in ms
+	lastConn     atomic.Int64
+	loading      singleflight.Group // snapshots, and questions to the seat service
 }
 
 // New returns the broker of a process.
@@ -56,7 +74,9 @@ func New(p stage.Process, cfg Config, keys *entrytoken.Keys) (*Broker, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &shared{Process: p, cfg: cfg, instance: instanceOf(p.ID), keys: keys, publisher: publisher}
+	b := &Broker{
+		Process: p, cfg: cfg, instance: instanceOf(p.ID), keys: keys, publisher: publisher, subscriber: follower,
+	}
 	b.metrics = newMetrics(b)
 	b.rooms = waitingroom.New(p.Conn, p.Space, func(script string, took time.Duration, _ error) {
 		b.metrics.Script(script, took)
@@ -64,7 +84,7 @@ func New(p stage.Process, cfg Config, keys *entrytoken.Keys) (*Broker, error) {
 	for _, part := range p.Space.All() {
 		b.views = append(b.views, position.New(source{position.Of(b.rooms, part), b}))
 	}
-	return &Broker{visitors{admissions{b}}, follower}, nil
+	return b, nil
 }
 
 // instanceOf returns the 8 hexadecimal digits at the end of a process's id, or random ones if the
@@ -92,24 +112,23 @@ func (b *Broker) Run(ctx context.Context) error {
 		stop()
 		return nil
 	})
-	r.Add(lifeSigns{b.admissions}.keepStatus)
+	r.Add(b.keepStatus)
 	r.Add(func(ctx context.Context) error { b.keys.Watch(ctx); return nil })
 	if b.cfg.Seats != nil {
 		r.Add(b.askForSeats)
 	}
-	inbox := messages{b.admissions, b.subscriber}
-	r.Add(inbox.follow)
-	r.Every("keep the stream", keepStream, inbox.keep)
-	r.Add(positions{b.admissions}.send)
+	r.Add(b.followDispatch)
+	r.Every("keep the stream", dispatch.StreamTTL/10, b.keepStream)
+	r.Add(b.sendPositions)
 	r.Add(b.sendDisconnects)
 	for i, p := range b.Space.All() {
 		name := fmt.Sprintf(" %d", i)
 		r.Loop("promote"+name, p.Wake("promoter"), func(ctx context.Context) (time.Duration, error) {
-			return promoter{b.shared}.step(ctx, p)
+			return b.promoteDue(ctx, p)
 		})
-		r.Add(router{b.shared}.consumer(p).Run)
+		r.Add(b.router(p).Run)
 		r.Add(func(ctx context.Context) error { return b.followMoves(ctx, b.views[i]) })
-		cleanup := &cleanup{shared: b.shared, partition: p}
+		cleanup := &cleanup{broker: b, partition: p}
 		r.Loop("cleanup"+name, "", cleanup.step)
 	}
 	return r.Run(working)
