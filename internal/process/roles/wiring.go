@@ -23,8 +23,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/wm"
 	"github.com/bulkaction/bulkaction/internal/room/broker"
 	"github.com/bulkaction/bulkaction/internal/room/entrytoken"
+	"github.com/bulkaction/bulkaction/internal/room/roomadmin"
 	"github.com/bulkaction/bulkaction/internal/room/roomapi"
-	"github.com/bulkaction/bulkaction/internal/room/seats"
 	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 	"github.com/bulkaction/bulkaction/processor"
@@ -242,7 +242,7 @@ func (o Own) Broker(ctx context.Context, p *app.Process, b Base) error {
 		Defaults: RoomRules(c).Fill(api.EventSettings{Capacity: &capacity}),
 	}
 	if c.SeatsURL != "" {
-		service, err := seats.New(c.SeatsURL, c.SeatsTimeout)
+		service, err := roomadmin.NewSeatService(c.SeatsURL, c.SeatsTimeout)
 		if err != nil {
 			return fmt.Errorf("%w: BULKACTION_BROKER_SEATS_URL: %w", app.ErrConfig, err)
 		}

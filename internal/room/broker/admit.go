@@ -10,7 +10,6 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/internal/room/dispatch"
 	"github.com/bulkaction/bulkaction/internal/room/entrytoken"
 	"github.com/bulkaction/bulkaction/internal/room/roomapi"
 	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
@@ -193,13 +192,11 @@ func (b *Broker) end(ctx context.Context, event, user, conn, reason string) {
 	if b.owns(conn) {
 		return // it has ended
 	}
-	var err error
 	if reason == roomapi.EndedReplaced {
-		err = b.publisher.Replaced(ctx, dispatch.Replaced{Event: event, User: user, Conn: conn})
-	} else {
-		err = b.publisher.Removed(ctx, dispatch.Removed{Event: event, User: user, Conn: conn, Reason: reason})
+		reason = ""
 	}
-	if err != nil {
+	m := waitingroom.StreamEnd{Event: event, User: user, Conn: conn, Reason: reason}
+	if err := b.rooms.SendEnd(ctx, m); err != nil {
 		b.Tel.Log.Warn("another broker can't be told that a stream is over; it finds out by itself",
 			"event", event, "error", err)
 	}

@@ -18,7 +18,6 @@ import (
 
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/wm"
-	"github.com/bulkaction/bulkaction/internal/room/dispatch"
 	"github.com/bulkaction/bulkaction/internal/room/entrytoken"
 	"github.com/bulkaction/bulkaction/internal/room/position"
 	"github.com/bulkaction/bulkaction/internal/room/roomapi"
@@ -35,7 +34,8 @@ type Config struct {
 	PositionInterval time.Duration // time between two rounds that show positions
 	Drain            time.Duration // how long a stopping broker takes to hand over its streams
 	// Seats asks the seat service for the number of seats of an event that does not exist in Redis
-	// yet, or whose number is still unknown. If the field is nil, the broker creates no events.
+	// yet, or whose number is still unknown. An error that wraps waitingroom.ErrUnknown means that the
+	// service does not know the event. If the field is nil, the broker creates no events.
 	Seats func(ctx context.Context, event string) (int64, error)
 	// Defaults are the settings with which a broker creates an event that the seat service knows,
 	// or that it has not answered about. The capacity is the number of seats, once it is known.
@@ -50,7 +50,6 @@ type Broker struct {
 	rooms        *waitingroom.Rooms
 	keys         *entrytoken.Keys
 	metrics      metrics
-	publisher    *dispatch.Publisher
 	subscriber   message.Subscriber
 	views        []*position.Views // by partition
 	conns        connections
@@ -66,21 +65,15 @@ type Broker struct {
 
 // New returns the broker of a process.
 func New(p stage.Process, cfg Config, keys *entrytoken.Keys) (*Broker, error) {
-	publisher, err := dispatch.NewPublisher(p.Conn, p.Space)
-	if err != nil {
-		return nil, err
-	}
 	follower, err := wm.NewFollower(p.Conn, p.Tel.Log)
 	if err != nil {
 		return nil, err
 	}
 	b := &Broker{
-		Process: p, cfg: cfg, instance: instanceOf(p.ID), keys: keys, publisher: publisher, subscriber: follower,
+		Process: p, cfg: cfg, instance: instanceOf(p.ID), keys: keys, subscriber: follower,
 	}
 	b.metrics = newMetrics(b)
-	b.rooms = waitingroom.New(p.Conn, p.Space, func(script string, took time.Duration, _ error) {
-		b.metrics.Script(script, took)
-	})
+	b.rooms = waitingroom.New(p.Conn, p.Space, b.metrics.Script)
 	for _, part := range p.Space.All() {
 		b.views = append(b.views, position.New(source{position.Of(b.rooms, part), b}))
 	}
@@ -118,7 +111,7 @@ func (b *Broker) Run(ctx context.Context) error {
 		r.Add(b.askForSeats)
 	}
 	r.Add(b.followDispatch)
-	r.Every("keep the stream", dispatch.StreamTTL/10, b.keepStream)
+	r.Every("keep the stream", waitingroom.DispatchTTL/10, b.keepStream)
 	r.Add(b.sendPositions)
 	r.Add(b.sendDisconnects)
 	for i, p := range b.Space.All() {

@@ -13,8 +13,6 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/redisx/stream"
-	"github.com/bulkaction/bulkaction/internal/redisx/wm"
-	"github.com/bulkaction/bulkaction/internal/room/dispatch"
 	"github.com/bulkaction/bulkaction/internal/room/roomapi"
 	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
 )
@@ -46,10 +44,10 @@ func (b *Broker) route(ctx context.Context, entries []stream.Entry) []stream.Ver
 	}
 	byBroker := map[string][]int{}
 	for i, e := range entries {
-		var p dispatch.Promotion
+		var p waitingroom.Promotion
 		err := json.Unmarshal([]byte(e.Get("data")), &p)
 		switch {
-		case err != nil || e.Get("type") != dispatch.TypePromoted || p.To == "":
+		case err != nil || e.Get("type") != waitingroom.TypePromoted || p.To == "":
 			verdicts[i] = stream.Verdict{Action: stream.Reject, Reason: errors.New("no message entry.promoted")}
 		case !alive[p.To]:
 			verdicts[i] = stream.Verdict{Action: stream.Ack}
@@ -58,11 +56,11 @@ func (b *Broker) route(ctx context.Context, entries []stream.Entry) []stream.Ver
 		}
 	}
 	for to, list := range byBroker {
-		msgs := make([]*message.Message, len(list))
+		msgs := make([]waitingroom.Message, len(list))
 		for j, i := range list {
-			msgs[j] = wm.NewMessage(entries[i].ID, dispatch.TypePromoted, []byte(entries[i].Get("data")))
+			msgs[j] = waitingroom.Message{ID: entries[i].ID, Data: entries[i].Get("data")}
 		}
-		if b.publisher.Send(ctx, to, msgs...) != nil {
+		if b.rooms.Send(ctx, to, waitingroom.TypePromoted, msgs...) != nil {
 			continue // again, later
 		}
 		for _, i := range list {
@@ -103,13 +101,13 @@ func (b *Broker) followDispatch(ctx context.Context) error {
 func (b *Broker) handleMessage(ctx context.Context, msg *message.Message) {
 	var err error
 	switch msg.Metadata.Get(clientstream.FieldType) {
-	case dispatch.TypePromoted:
-		var p dispatch.Promotion
+	case waitingroom.TypePromoted:
+		var p waitingroom.Promotion
 		if err = json.Unmarshal(msg.Payload, &p); err == nil {
 			err = b.handlePromotion(ctx, p)
 		}
-	case dispatch.TypeReplaced, dispatch.TypeRemoved:
-		var r dispatch.Removed
+	case waitingroom.TypeReplaced, waitingroom.TypeRemoved:
+		var r waitingroom.StreamEnd
 		if err = json.Unmarshal(msg.Payload, &r); err == nil {
 			b.handleRemoval(r)
 		}
@@ -125,10 +123,10 @@ func (b *Broker) handleMessage(ctx context.Context, msg *message.Message) {
 // keepStream renews the expiry of the Redis stream with the dispatch messages of this broker, so that
 // the stream does not expire while no message comes.
 func (b *Broker) keepStream(ctx context.Context) error {
-	return b.Conn.Cmd.PExpire(ctx, b.Space.Dispatch(b.instance), dispatch.StreamTTL).Err()
+	return b.Conn.Cmd.PExpire(ctx, b.Space.Dispatch(b.instance), waitingroom.DispatchTTL).Err()
 }
 
-func (b *Broker) handlePromotion(ctx context.Context, p dispatch.Promotion) error {
+func (b *Broker) handlePromotion(ctx context.Context, p waitingroom.Promotion) error {
 	var here []*connection
 	for _, u := range p.Users {
 		c := b.conns.find(p.Event, u.User, u.Conn)
@@ -153,7 +151,7 @@ func (b *Broker) handlePromotion(ctx context.Context, p dispatch.Promotion) erro
 	return nil
 }
 
-func (b *Broker) handleRemoval(r dispatch.Removed) {
+func (b *Broker) handleRemoval(r waitingroom.StreamEnd) {
 	c := b.conns.find(r.Event, r.User, r.Conn)
 	if c == nil {
 		return

@@ -12,7 +12,6 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/room/position"
 	"github.com/bulkaction/bulkaction/internal/room/roomapi"
-	"github.com/bulkaction/bulkaction/internal/room/seats"
 	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
 )
 
@@ -138,8 +137,8 @@ func (b *Broker) createFromSeats(ctx context.Context, event string) error {
 		s := b.cfg.Defaults
 		n, err := b.cfg.Seats(ctx, event)
 		switch {
-		case errors.Is(err, seats.ErrUnknown):
-			return nil, waitingroom.ErrUnknown
+		case errors.Is(err, waitingroom.ErrUnknown):
+			return nil, err
 		case err != nil:
 			b.Tel.Log.Warn("the seat service does not answer: users wait, asking again", "event", event, "error", err)
 			s.SeatsPending = true

@@ -33,7 +33,7 @@ func TestOnRedis(t *testing.T) {
 	t.Cleanup(func() { require.NoError(t, conn.Close()) })
 	space, err := keyspace.New(prefix, 1)
 	require.NoError(t, err)
-	rooms := waitingroom.New(conn, space, func(string, time.Duration, error) {})
+	rooms := waitingroom.New(conn, space, nil)
 	_, err = rooms.Declare(ctx, event, waitingroom.Settings{
 		Capacity: 1000, MaxWaiting: 1_000_000, TokenTTL: time.Minute, Ready: time.Minute, Grace: time.Minute,
 		OnClose: "keep", NoShow: "wait", Mode: api.ModePaused, Retention: time.Hour,
