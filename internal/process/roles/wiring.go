@@ -248,10 +248,7 @@ func (o Own) Broker(ctx context.Context, p *app.Process, b Base) error {
 		}
 		cfg.Seats = service.Seats
 	}
-	role, err := broker.New(b.of(p), cfg, keys)
-	if err != nil {
-		return err
-	}
+	role := broker.New(b.of(p), cfg, keys)
 	// A broker that stops is not ready, so that load balancers send no new visitors.
 	defer context.AfterFunc(ctx, p.Ready.SetDraining)()
 	options := roomapi.Options{

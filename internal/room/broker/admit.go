@@ -38,7 +38,7 @@ func (b *Broker) admit(ctx context.Context, event string, conns ...*connection) 
 		}
 		var without []*connection
 		for i, c := range chunk {
-			if claims[i].Code == waitingroom.None && !c.hadToken() {
+			if claims[i].Code == waitingroom.None && !c.now().token {
 				without = append(without, c)
 				continue
 			}
@@ -95,7 +95,7 @@ func (b *Broker) enterAgain(
 		case waitingroom.Stale:
 			b.endHere(c, roomapi.EndedReplaced)
 		case waitingroom.None:
-			if c.hadToken() {
+			if c.now().token {
 				b.endHere(c, roomapi.EndedGone)
 			} else {
 				b.endHere(c, gone())
@@ -133,7 +133,7 @@ func (b *Broker) deliver(s waitingroom.Snapshot, c *connection, claim waitingroo
 	}
 	_, span := b.beginSpan(context.Background(), "claim", c)
 	defer span.End()
-	token, err := b.signFor(s, c.event, c.user, claim)
+	token, err := b.sign(s, c.event, c.user, claim)
 	if err != nil {
 		c.mu.Lock()
 		c.token = !first
@@ -150,15 +150,7 @@ func (b *Broker) deliver(s waitingroom.Snapshot, c *connection, claim waitingroo
 
 // sign returns the signed entry token for a user's claim. The same claim gives the same token while
 // the token keys and the event's token_ttl stay the same.
-func (b *Broker) sign(ctx context.Context, event, user string, c waitingroom.Claim) (api.EntryToken, error) {
-	s, err := b.snapshot(ctx, event)
-	if err != nil {
-		return api.EntryToken{}, err
-	}
-	return b.signFor(s, event, user, c)
-}
-
-func (b *Broker) signFor(s waitingroom.Snapshot, event, user string, c waitingroom.Claim) (api.EntryToken, error) {
+func (b *Broker) sign(s waitingroom.Snapshot, event, user string, c waitingroom.Claim) (api.EntryToken, error) {
 	// issued is the token's time of issue (iat): its expiry less token_ttl. This is the time of the
 	// claim or renewal, by Redis's clock; it is earlier if max_session has shortened the renewal or
 	// token_ttl was raised since. If it is in the future, which some verifiers refuse, because
@@ -212,14 +204,12 @@ func (b *Broker) owns(conn string) bool { return keyspace.InstanceOf(conn) == b.
 func (b *Broker) checkDelivery(ctx context.Context, event string, conns []*connection, redisNow time.Time) error {
 	var late []*connection
 	for _, c := range conns {
-		c.mu.Lock()
-		switch {
-		case c.over || !c.entered:
-		case c.token && !redisNow.Before(c.expires),
-			!c.token && !c.leftAt.IsZero() && time.Since(c.leftAt) >= deliveryCheck:
+		switch s := c.now(); {
+		case s.over || !s.entered:
+		case s.token && !redisNow.Before(s.expires),
+			!s.token && !s.leftAt.IsZero() && time.Since(s.leftAt) >= deliveryCheck:
 			late = append(late, c)
 		}
-		c.mu.Unlock()
 	}
 	if len(late) == 0 {
 		return nil

@@ -14,24 +14,11 @@ import (
 // not end with the request of one visitor.
 const enterTimeout = 5 * time.Second
 
-// enterBatches has a batcher for the calls of each kind that are under way: visitors who come while
-// a call runs share the next one, because a call for one user costs Redis more than ten times as
-// much as a user in a large call. The zero value is ready.
-type enterBatches struct {
-	mu     sync.Mutex
-	byKind map[enterKind]*enterBatcher
-}
-
 // enterKind is what the calls of visitors must have in common to share one call of the script.
 type enterKind struct {
 	event string
 	mode  waitingroom.Mode
 	poll  time.Duration
-}
-
-type enterBatcher struct {
-	*redisx.Batcher[*enterCall]
-	calls int // that use it
 }
 
 // enterCall is the call of enterOne for one visitor, and its answer.
@@ -41,36 +28,14 @@ type enterCall struct {
 	err     error
 }
 
-func (e *enterBatches) use(kind enterKind) *enterBatcher {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	b := e.byKind[kind]
-	if b == nil {
-		if e.byKind == nil {
-			e.byKind = map[enterKind]*enterBatcher{}
-		}
-		b = &enterBatcher{Batcher: redisx.NewBatcher[*enterCall](waitingroom.MostUsers)}
-		e.byKind[kind] = b
-	}
-	b.calls++
-	return b
-}
-
-func (e *enterBatches) leave(kind enterKind, b *enterBatcher) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if b.calls--; b.calls == 0 {
-		delete(e.byKind, kind)
-	}
-}
-
 // enterOne calls the script enter for one visitor, in one call with others of the same kind. It
 // waits for the answer even if ctx ends: the caller must know whether the visitor of a closed
 // stream has a place.
 func (b *Broker) enterOne(ctx context.Context, kind enterKind, v waitingroom.Visitor) (waitingroom.EnterReply, error) {
 	c := &enterCall{visitor: v}
-	batcher := b.enterBatches.use(kind)
-	defer b.enterBatches.leave(kind, batcher)
+	batcher, _ := b.batchers.GetOr(kind, func() (*redisx.Batcher[*enterCall], error) {
+		return redisx.NewBatcher[*enterCall](waitingroom.MostUsers), nil
+	})
 	err := batcher.Do(context.WithoutCancel(ctx), func(ctx context.Context, all []*enterCall) {
 		b.enterBatch(ctx, kind, all)
 	}, c)
@@ -97,47 +62,20 @@ func (b *Broker) enterBatch(ctx context.Context, kind enterKind, batch []*enterC
 }
 
 // disconnects holds the visitors whose streams have ended, until sendDisconnects has told Redis.
-// Its zero value is empty.
 type disconnects struct {
+	wake chan struct{} // holds an element when there may be visitors
+
 	mu      sync.Mutex
 	byEvent map[string][]waitingroom.Visitor
-	wake    chan struct{}
 }
 
-func (d *disconnects) add(c *connection) { d.addVisitor(c.event, c.visitor()) }
-
-func (d *disconnects) addVisitor(event string, v waitingroom.Visitor) {
+func (d *disconnects) add(event string, visitors ...waitingroom.Visitor) {
 	d.mu.Lock()
-	if d.byEvent == nil {
-		d.byEvent = map[string][]waitingroom.Visitor{}
-	}
-	d.byEvent[event] = append(d.byEvent[event], v)
-	wake := d.signal()
+	d.byEvent[event] = append(d.byEvent[event], visitors...)
 	d.mu.Unlock()
 	select {
-	case wake <- struct{}{}:
+	case d.wake <- struct{}{}:
 	default:
-	}
-}
-
-// signal returns the channel that wakes sendDisconnects: it holds an element when there may be
-// visitors. The caller holds mu.
-func (d *disconnects) signal() chan struct{} {
-	if d.wake == nil {
-		d.wake = make(chan struct{}, 1)
-	}
-	return d.wake
-}
-
-func (d *disconnects) wait(ctx context.Context) error {
-	d.mu.Lock()
-	wake := d.signal()
-	d.mu.Unlock()
-	select {
-	case <-wake:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
 	}
 }
 
@@ -160,16 +98,12 @@ func (d *disconnects) take() (event string, visitors []waitingroom.Visitor) {
 // has a newer stream by then is not affected. It runs until ctx ends.
 func (b *Broker) sendDisconnects(ctx context.Context) error {
 	retry := redisx.Backoff{Min: 50 * time.Millisecond, Max: time.Second}
-	giveBack := func(event string, visitors []waitingroom.Visitor) {
-		for _, v := range visitors {
-			b.endedStreams.addVisitor(event, v)
-		}
-	}
-	for {
+	for ctx.Err() == nil {
 		event, visitors := b.endedStreams.take()
 		if len(visitors) == 0 {
-			if b.endedStreams.wait(ctx) != nil {
-				return nil
+			select {
+			case <-b.endedStreams.wake:
+			case <-ctx.Done():
 			}
 			continue
 		}
@@ -180,13 +114,12 @@ func (b *Broker) sendDisconnects(ctx context.Context) error {
 			continue
 		}
 		b.Tel.Log.Debug("users could not be noted as away, trying again", "event", event, "error", err)
-		if !call.IsUnavailable(err) { // the event's data is damaged: the other events do not wait for it
-			time.AfterFunc(postponed, func() { giveBack(event, visitors) })
-			continue
-		}
-		giveBack(event, visitors)
-		if redisx.Sleep(ctx, retry.Next()) != nil {
-			return nil
+		if call.IsUnavailable(err) {
+			b.endedStreams.add(event, visitors...)
+			_ = redisx.Sleep(ctx, retry.Next())
+		} else { // the event's data is damaged: the other events do not wait for it
+			time.AfterFunc(postponed, func() { b.endedStreams.add(event, visitors...) })
 		}
 	}
+	return nil
 }

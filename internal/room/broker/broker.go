@@ -13,16 +13,15 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill/message"
 	"golang.org/x/sync/singleflight"
 
 	"github.com/bulkaction/bulkaction/internal/redisx"
-	"github.com/bulkaction/bulkaction/internal/redisx/wm"
 	"github.com/bulkaction/bulkaction/internal/room/entrytoken"
 	"github.com/bulkaction/bulkaction/internal/room/position"
 	"github.com/bulkaction/bulkaction/internal/room/roomapi"
 	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
 	"github.com/bulkaction/bulkaction/internal/stage"
+	"github.com/bulkaction/bulkaction/internal/stage/cache"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
@@ -50,34 +49,36 @@ type Broker struct {
 	rooms        *waitingroom.Rooms
 	keys         *entrytoken.Keys
 	metrics      metrics
-	subscriber   message.Subscriber
 	views        []*position.Views // by partition
 	conns        connections
 	endedStreams disconnects
 	lookups      lookups
-	enterBatches enterBatches
-	draining     atomic.Bool
-	suspended    atomic.Bool  // positions wait until all users have entered again
-	positionAge  atomic.Int64 // of the oldest positions that the last round has shown, in ms
-	lastConn     atomic.Int64
-	loading      singleflight.Group // snapshots, and questions to the seat service
+	// batchers has a batcher for each kind of enter's calls: visitors who come while a call runs share
+	// the next one, because a call for one user costs Redis more than ten times as much as a user in a
+	// large call. That two batchers of a kind are in use, when one is too old, does no harm.
+	batchers    *cache.Cache[enterKind, *redisx.Batcher[*enterCall]]
+	draining    atomic.Bool
+	suspended   atomic.Bool  // positions wait until all users have entered again
+	positionAge atomic.Int64 // of the oldest positions that the last round has shown, in ms
+	lastConn    atomic.Int64
+	loading     singleflight.Group // snapshots, and questions to the seat service
 }
 
 // New returns the broker of a process.
-func New(p stage.Process, cfg Config, keys *entrytoken.Keys) (*Broker, error) {
-	follower, err := wm.NewFollower(p.Conn, p.Tel.Log)
-	if err != nil {
-		return nil, err
-	}
+func New(p stage.Process, cfg Config, keys *entrytoken.Keys) *Broker {
 	b := &Broker{
-		Process: p, cfg: cfg, instance: instanceOf(p.ID), keys: keys, subscriber: follower,
+		Process: p, cfg: cfg, instance: instanceOf(p.ID), keys: keys,
+		conns:        connections{byConn: map[string]*connection{}, events: map[string]map[string]*connection{}},
+		endedStreams: disconnects{wake: make(chan struct{}, 1), byEvent: map[string][]waitingroom.Visitor{}},
+		lookups:      lookups{events: map[string]*lookup{}},
+		batchers:     cache.New[enterKind, *redisx.Batcher[*enterCall]](time.Minute, 4096),
 	}
 	b.metrics = newMetrics(b)
 	b.rooms = waitingroom.New(p.Conn, p.Space, b.metrics.Script)
 	for _, part := range p.Space.All() {
-		b.views = append(b.views, position.New(source{position.Of(b.rooms, part), b}))
+		b.views = append(b.views, position.New(source{b, part}))
 	}
-	return b, nil
+	return b
 }
 
 // instanceOf returns the 8 hexadecimal digits at the end of a process's id, or random ones if the
@@ -108,7 +109,7 @@ func (b *Broker) Run(ctx context.Context) error {
 	r.Add(b.keepStatus)
 	r.Add(func(ctx context.Context) error { b.keys.Watch(ctx); return nil })
 	if b.cfg.Seats != nil {
-		r.Add(b.askForSeats)
+		r.Every("ask for seats", time.Second, b.askForSeats)
 	}
 	r.Add(b.followDispatch)
 	r.Every("keep the stream", waitingroom.DispatchTTL/10, b.keepStream)

@@ -13,6 +13,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/redisx/stream"
+	"github.com/bulkaction/bulkaction/internal/redisx/wm"
 	"github.com/bulkaction/bulkaction/internal/room/roomapi"
 	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
 )
@@ -73,13 +74,17 @@ func (b *Broker) route(ctx context.Context, entries []stream.Entry) []stream.Ver
 // followDispatch handles the dispatch messages for this broker until ctx ends. A message that fails is not
 // repeated: messages only make deliveries faster, and the delivery check does the same later.
 func (b *Broker) followDispatch(ctx context.Context) error {
+	follower, err := wm.NewFollower(b.Conn, b.Tel.Log)
+	if err != nil {
+		return err
+	}
 	topic := b.Space.Dispatch(b.instance)
-	msgs, err := b.subscriber.Subscribe(ctx, topic)
+	msgs, err := follower.Subscribe(ctx, topic)
 	if err != nil {
 		return fmt.Errorf("follow stream %s: %w", topic, err)
 	}
 	defer func() {
-		if err := b.subscriber.Close(); err != nil {
+		if err := follower.Close(); err != nil {
 			b.Tel.Log.Warn("closing a subscription failed", "error", err)
 		}
 	}()
@@ -130,12 +135,12 @@ func (b *Broker) handlePromotion(ctx context.Context, p waitingroom.Promotion) e
 	var here []*connection
 	for _, u := range p.Users {
 		c := b.conns.find(p.Event, u.User, u.Conn)
-		if c != nil && !c.isOver() {
+		if c != nil && !c.now().over {
 			here = append(here, c)
 		} else if b.owns(u.Conn) {
 			// The promoted user's stream has ended. If the event's setting no_show is "release",
 			// this call of disconnect frees the slot at once; otherwise it changes nothing.
-			b.endedStreams.addVisitor(p.Event, waitingroom.Visitor{User: u.User, Conn: u.Conn})
+			b.endedStreams.add(p.Event, waitingroom.Visitor{User: u.User, Conn: u.Conn})
 		}
 	}
 	if len(here) == 0 {

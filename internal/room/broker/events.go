@@ -79,7 +79,6 @@ func (b *Broker) mode(ctx context.Context, event string) (string, error) {
 }
 
 // lookups holds the events whose number of seats is not known yet, until it is known (see askOnce).
-// The zero value is empty.
 type lookups struct {
 	mu     sync.Mutex
 	events map[string]*lookup
@@ -95,9 +94,6 @@ type lookup struct {
 func (l *lookups) add(event string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.events == nil {
-		l.events = map[string]*lookup{}
-	}
 	if l.events[event] == nil {
 		n := &lookup{retry: redisx.Backoff{Min: time.Second, Max: 30 * time.Second}}
 		n.at = time.Now().Add(n.retry.Next())
@@ -154,18 +150,16 @@ func (b *Broker) createFromSeats(ctx context.Context, event string) error {
 	return err
 }
 
-// askForSeats asks the seat service about each event in lookups, with backoff, until its number of
-// seats is known (see askOnce). It runs until ctx ends.
+// askForSeats asks the seat service about the events in lookups that are due, until its number of
+// seats is known (see askOnce).
 func (b *Broker) askForSeats(ctx context.Context) error {
-	for redisx.Sleep(ctx, time.Second) == nil {
-		for _, event := range b.lookups.due(time.Now()) {
-			done, err := b.askOnce(ctx, event)
-			if err != nil && ctx.Err() == nil {
-				b.Tel.Log.Debug("the seats of an event are not known yet", "event", event, "error", err)
-			}
-			if done {
-				b.lookups.remove(event)
-			}
+	for _, event := range b.lookups.due(time.Now()) {
+		done, err := b.askOnce(ctx, event)
+		if err != nil && ctx.Err() == nil {
+			b.Tel.Log.Debug("the seats of an event are not known yet", "event", event, "error", err)
+		}
+		if done {
+			b.lookups.remove(event)
 		}
 	}
 	return nil

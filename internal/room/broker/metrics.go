@@ -49,13 +49,6 @@ func (m metrics) disconnected(event string, codes []waitingroom.Code) {
 	m.Count(telemetry.RoomNoShows, event, n[waitingroom.NoShow])
 }
 
-// gauge shows the sizes of an event, as the views know them.
-func (m metrics) gauge(s waitingroom.Snapshot, connections int, pace float64) {
-	m.SetGauges(s.Event, telemetry.RoomGauges{
-		Waiting: s.Waiting, Away: s.Away, Used: s.Used, Free: s.Free, Connections: int64(connections), Pace: pace,
-	})
-}
-
 // beginSpan begins a span about the user of a connection. Spans name users by a hash, because ids
 // may be personal. A later span about the same connection links to the first one.
 func (b *Broker) beginSpan(ctx context.Context, name string, c *connection) (context.Context, trace.Span) {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/room/position"
 	"github.com/bulkaction/bulkaction/internal/room/roomapi"
 	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
@@ -81,7 +82,10 @@ func (b *Broker) showEvent(
 	deleted := known && snapshot.Event == "" // or it was declared a moment ago: the delivery check finds out
 	if known = known && !deleted; known {
 		pace, _ := conns[0].followed.Pace()
-		b.metrics.gauge(snapshot, len(conns), pace)
+		b.metrics.SetGauges(event, telemetry.RoomGauges{
+			Waiting: snapshot.Waiting, Away: snapshot.Away, Used: snapshot.Used, Free: snapshot.Free,
+			Connections: int64(len(conns)), Pace: pace,
+		})
 	}
 	mode := snapshot.Settings.Mode
 	ended := endOf[mode]
@@ -92,7 +96,9 @@ func (b *Broker) showEvent(
 		if place.Known && (oldest.IsZero() || place.At.Before(oldest)) {
 			oldest = place.At
 		}
-		redisNow = later(redisNow, place.At)
+		if place.At.After(redisNow) {
+			redisNow = place.At
+		}
 		waits, unknown := c.noteView(place, deleted)
 		if unknown >= unknownLimit && len(lost) < waitingroom.MostUsers {
 			lost = append(lost, c)
@@ -133,13 +139,6 @@ const unknownLimit = 5 * time.Second
 // modes the stream does not end.
 var endOf = map[string]string{api.ModeClosed: roomapi.EndedClosed, api.ModeSoldOut: roomapi.EndedSoldOut}
 
-func later(a, b time.Time) time.Time {
-	if b.After(a) {
-		return b
-	}
-	return a
-}
-
 // followMoves keeps the views of a partition up to date.
 func (b *Broker) followMoves(ctx context.Context, views *position.Views) error {
 	loops := redisx.Loops{Log: b.Tel.Log}
@@ -153,12 +152,12 @@ func (b *Broker) followMoves(ctx context.Context, views *position.Views) error {
 // source reads one partition from Redis for the views of its events. It also counts how often a
 // view is loaded, and adds to lookups each event whose number of seats is not known yet.
 type source struct {
-	position.Source
-	broker *Broker
+	broker    *Broker
+	partition keyspace.Partition
 }
 
 func (s source) Snapshot(ctx context.Context, events ...string) (waitingroom.Snapshots, error) {
-	snapshots, err := s.Source.Snapshot(ctx, events...)
+	snapshots, err := s.broker.rooms.Snapshot(ctx, s.partition, events...)
 	for _, e := range snapshots.Events {
 		if e.Settings.SeatsPending {
 			s.broker.lookups.add(e.Event)
@@ -169,5 +168,9 @@ func (s source) Snapshot(ctx context.Context, events ...string) (waitingroom.Sna
 
 func (s source) Numbers(ctx context.Context, event string, yield func(numbers []int64)) error {
 	s.broker.metrics.Count(telemetry.RoomResyncs, event, 1)
-	return s.Source.Numbers(ctx, event, yield)
+	return s.broker.rooms.Numbers(ctx, event, yield)
+}
+
+func (s source) Moves(ctx context.Context, after string, block time.Duration) ([]waitingroom.Move, error) {
+	return s.broker.rooms.Moves(ctx, s.partition, after, block)
 }

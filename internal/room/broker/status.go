@@ -61,7 +61,7 @@ func (b *Broker) enterAllAgain(ctx context.Context) bool {
 	for event, conns := range b.conns.byEvent() {
 		// Leave out users whose first call of enter still runs: they may have no place yet, or one
 		// with an older conn, and enter would end their streams.
-		conns = slices.DeleteFunc(conns, func(c *connection) bool { return !c.hasEntered() })
+		conns = slices.DeleteFunc(conns, func(c *connection) bool { return !c.now().entered })
 		for chunk := range slices.Chunk(conns, waitingroom.MostUsers) {
 			promoted, err := b.enterAgain(ctx, event, chunk)
 			if err == nil {
@@ -155,7 +155,7 @@ func (c *cleanup) step(ctx context.Context) (time.Duration, error) {
 // checkClock counts that this process's clock differs from Redis's by more than clockTolerance, and
 // logs it once a minute. at is Redis's time, at an instant between before and after. Entry tokens
 // end at Redis's times, so a difference affects only what this broker measures and logs, and the
-// time of issue of tokens (see signFor).
+// time of issue of tokens (see sign).
 func (c *cleanup) checkClock(at, before, after time.Time) {
 	if at.After(before.Add(-clockTolerance)) && at.Before(after.Add(clockTolerance)) {
 		return

@@ -29,23 +29,19 @@ func (b *Broker) Connect(ctx context.Context, event, user string, s *roomapi.Str
 	// Add the connection before the script enter runs: the dispatch message about a promotion may
 	// come before the script's answer.
 	b.conns.add(c)
-	if err := b.enterStream(ctx, c); err != nil {
+	leave := func(disconnect bool) {
 		c.markOver()
+		if disconnect {
+			b.endedStreams.add(c.event, c.visitor())
+		}
 		b.conns.remove(c)
 		c.followed.Close()
-		if call.IsUnavailable(err) && !call.NeverSent(err) { // the script may have run
-			b.endedStreams.add(c)
-		}
+	}
+	if err := b.enterStream(ctx, c); err != nil {
+		leave(call.IsUnavailable(err) && !call.NeverSent(err)) // the script may have run
 		return nil, err
 	}
-	return func() {
-		c.markOver()
-		if !c.wasHandedOver() {
-			b.endedStreams.add(c)
-		}
-		b.conns.remove(c)
-		c.followed.Close()
-	}, nil
+	return func() { leave(!c.now().handedOver) }, nil
 }
 
 // enterStream enters the user of a connection, and sends the first frames: the state and the
@@ -82,7 +78,7 @@ func (b *Broker) enterStream(ctx context.Context, c *connection) error {
 		}
 		return nil
 	}
-	if !c.hadToken() { // a promotion may have been faster than the answer of enter
+	if !c.now().token { // a promotion may have been faster than the answer of enter
 		c.showState(api.TicketInEntry, mode)
 		c.showPosition(furthest)
 	}
@@ -151,7 +147,11 @@ func (b *Broker) Poll(ctx context.Context, event, user string, enter bool) (t ap
 		return api.Ticket{State: api.TicketReady, PollAfterMS: pollAfter(1).Milliseconds()}, e.New, nil
 	case waitingroom.InProgress:
 		t = api.Ticket{State: api.TicketInProgress, PollAfterMS: pollAfter(1).Milliseconds()}
-		token, err := b.sign(ctx, event, user, waitingroom.Claim{Fence: e.Fence, Expires: e.Expires})
+		s, err := b.snapshot(ctx, event)
+		if err != nil {
+			return t, false, err
+		}
+		token, err := b.sign(s, event, user, waitingroom.Claim{Fence: e.Fence, Expires: e.Expires})
 		t.Token = token.Token
 		return t, false, err
 	}
@@ -210,7 +210,7 @@ func (b *Broker) Token(ctx context.Context, event, user string) (t api.EntryToke
 	if err != nil {
 		return t, "", err
 	}
-	t, err = b.signFor(s, event, user, claims[0])
+	t, err = b.sign(s, event, user, claims[0])
 	return t, s.Settings.ReturnURL, err
 }
 

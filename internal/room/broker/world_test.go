@@ -169,8 +169,7 @@ func (w *world) startWith(prepare func(redis.UniversalClient), change ...func(*b
 	conn := w.connect(w.brokerURL)
 	prepare(conn.Cmd)
 	p := stage.Process{ID: fmt.Sprintf("broker-%08x", n), Conn: conn, Space: w.space, Tel: telemetry.Nop()}
-	b, err := broker.New(p, cfg, w.keys)
-	require.NoError(w, err)
+	b := broker.New(p, cfg, w.keys)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
@@ -183,6 +182,7 @@ func (w *world) startWith(prepare func(redis.UniversalClient), change ...func(*b
 		Room: b, PublicURL: cfg.PublicURL, CookieKeys: w.keys.CookieKeys, IdentityHeader: "X-User",
 		TrustedProxies: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}, Heartbeat: time.Second,
 		WriteTimeout: patience, MaxConnections: 1000, MaxConnectionsPerIP: 1000, EnterRatePerIP: 1000,
+		Log: p.Tel.Log, Metrics: roomapi.Metrics{SlowReader: func(string) {}, Refused: b.Metrics().Refused},
 	})
 	requests := new(atomic.Int64)
 	server := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
