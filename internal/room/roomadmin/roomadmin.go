@@ -67,7 +67,7 @@ func (a *Admin) CheckRecalibration(to api.Recalibration) []api.FieldError {
 func (a *Admin) SetEvent(
 	ctx context.Context, event string, set api.EventSettings, rev int64,
 ) (v api.RoomEvent, err error) {
-	if err := invalid(a.CheckSettings(set)); err != nil {
+	if err := invalid(a.CheckSettings(set)...); err != nil {
 		return v, err
 	}
 	to := a.cfg.Rules.Fill(set)
@@ -116,9 +116,7 @@ func (a *Admin) fillCapacity(ctx context.Context, event string, to *waitingroom.
 		to.Capacity, to.SeatsPending = n, false
 		return nil
 	case errors.Is(err, waitingroom.ErrUnknown):
-		return invalid([]api.FieldError{{
-			Field: "capacity", Problem: "is required: the seat service does not know this event",
-		}})
+		return invalid(api.FieldError{Field: "capacity", Problem: "is required: the seat service does not know this event"})
 	}
 	a.cfg.Log.Warn("the seat service gave no capacity", "event", event, "error", err)
 	switch now, err := a.snapshot(ctx, event); {
@@ -213,7 +211,7 @@ func (a *Admin) SetMode(ctx context.Context, event, mode string) (v api.RoomEven
 func (a *Admin) Recalibrate(
 	ctx context.Context, event string, to api.Recalibration,
 ) (v api.RoomEvent, err error) {
-	if err := invalid(a.CheckRecalibration(to)); err != nil {
+	if err := invalid(a.CheckRecalibration(to)...); err != nil {
 		return v, err
 	}
 	if _, err := a.snapshot(ctx, event); err != nil {
@@ -223,9 +221,9 @@ func (a *Admin) Recalibrate(
 		n, err := a.cfg.Seats.Seats(ctx, event)
 		switch {
 		case errors.Is(err, waitingroom.ErrUnknown):
-			return v, invalid([]api.FieldError{{
+			return v, invalid(api.FieldError{
 				Field: "from_seats", Problem: "gives no capacity: the seat service does not know this event",
-			}})
+			})
 		case err != nil:
 			return v, fmt.Errorf("%w: %w", api.ErrUpstream, err)
 		}
@@ -310,7 +308,7 @@ func (a *Admin) RemoveUser(ctx context.Context, event, user string) (bool, error
 }
 
 // invalid returns the error for bad fields, or nil.
-func invalid(bad []api.FieldError) error {
+func invalid(bad ...api.FieldError) error {
 	if len(bad) == 0 {
 		return nil
 	}
