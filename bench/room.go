@@ -368,7 +368,7 @@ type roomCalls struct {
 
 func newRoomCalls(on *fleet, prefix string) roomCalls {
 	space := must(keyspace.New(prefix, 1))
-	return roomCalls{on, waitingroom.New(on.conn, space, func(string, time.Duration, error) {}), space}
+	return roomCalls{on, waitingroom.New(on.conn, space, nil), space}
 }
 
 // declare creates an event. It is paused, so that nobody is promoted yet, unless change sets

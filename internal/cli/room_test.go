@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/room/settings"
+	"github.com/bulkaction/bulkaction/internal/room/roomadmin"
 	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
 	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
@@ -27,7 +27,7 @@ type fakeRooms struct {
 	*httptest.Server
 	httpapi.Rooms // nil: methods that are not defined here are not called
 
-	rules settings.Rules
+	rules roomadmin.Rules
 
 	mu       sync.Mutex
 	events   map[string]*waitingroom.Snapshot
@@ -39,7 +39,7 @@ type fakeRooms struct {
 
 func newFakeRooms(t *testing.T) *fakeRooms {
 	f := &fakeRooms{
-		rules:  settings.Rules{Defaults: settings.Standard(), ReturnHosts: []string{"shop.example"}, Seats: true},
+		rules:  roomadmin.Rules{Defaults: roomadmin.Standard(), ReturnHosts: []string{"shop.example"}, Seats: true},
 		events: map[string]*waitingroom.Snapshot{},
 	}
 	f.Server = httptest.NewServer(httpapi.New(httpapi.Options{Backend: noBackend{}, Rooms: f}))
@@ -80,7 +80,7 @@ func (f *fakeRooms) SetEvent(_ context.Context, event string, set api.EventSetti
 		to.Mode = s.Settings.Mode
 	}
 	s.Rev, s.Settings, s.Left = s.Rev+1, to, to.Stock
-	return settings.View(*s), nil
+	return roomadmin.View(*s), nil
 }
 
 func (f *fakeRooms) Event(_ context.Context, event string) (api.RoomEvent, error) {
@@ -96,12 +96,12 @@ func (f *fakeRooms) Event(_ context.Context, event string) (api.RoomEvent, error
 			return api.RoomEvent{}, err
 		}
 	}
-	return settings.View(*s), nil
+	return roomadmin.View(*s), nil
 }
 
 func (f *fakeRooms) Events(context.Context, string, int) (l api.RoomEventList, err error) {
 	for _, s := range f.events {
-		l.Events = append(l.Events, settings.View(*s))
+		l.Events = append(l.Events, roomadmin.View(*s))
 	}
 	return l, nil
 }

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -55,7 +54,7 @@ func checkRooms(
 		v.Partition = p.Index()
 		all = append(all, v)
 	}
-	rooms := waitingroom.New(conn, space, func(string, time.Duration, error) {})
+	rooms := waitingroom.New(conn, space, nil)
 	pacer := read.NewPacer(opts.Rate)
 	listed, err := rooms.InPartition(ctx, p)
 	switch {

@@ -36,7 +36,7 @@ func eachRoomWorld(t *testing.T, test func(w *roomWorld)) {
 		t.Cleanup(func() { require.NoError(t, conn.Close()) })
 		space, err := keyspace.New(prefix, 3)
 		require.NoError(t, err)
-		rooms := waitingroom.New(conn, space, func(string, time.Duration, error) {})
+		rooms := waitingroom.New(conn, space, nil)
 		for i := range 10 {
 			event, ctx := fmt.Sprint("e", i), t.Context()
 			_, err := rooms.Declare(ctx, event, waitingroom.Settings{

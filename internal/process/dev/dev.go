@@ -183,7 +183,7 @@ func declareDemo(ctx context.Context, p *app.Process, b roles.Base) error {
 	s := roles.RoomRules(p.Config.Broker).Fill(api.EventSettings{
 		Capacity: &capacity, TokenTTL: &ttl, ReturnURL: demoReturnURL, Mode: api.ModeOpen,
 	})
-	rooms := waitingroom.New(b.Conn, b.Space, func(string, time.Duration, error) {})
+	rooms := waitingroom.New(b.Conn, b.Space, nil)
 	if _, err := rooms.Declare(ctx, DemoEvent, s, waitingroom.DeclareOptions{IfAbsent: true}); err != nil {
 		return fmt.Errorf("create event %s: %w", DemoEvent, err)
 	}

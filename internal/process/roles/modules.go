@@ -21,11 +21,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/jobs/worker"
 	"github.com/bulkaction/bulkaction/internal/process/app"
-	"github.com/bulkaction/bulkaction/internal/room/dispatch"
 	"github.com/bulkaction/bulkaction/internal/room/entrytoken"
 	"github.com/bulkaction/bulkaction/internal/room/roomadmin"
-	"github.com/bulkaction/bulkaction/internal/room/seats"
-	"github.com/bulkaction/bulkaction/internal/room/settings"
 	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 	"github.com/bulkaction/bulkaction/reducer"
@@ -93,8 +90,8 @@ func tokenKeysError(path string, err error) error {
 }
 
 // RoomRules returns the rules for the settings of events.
-func RoomRules(c app.BrokerConfig) settings.Rules {
-	return settings.Rules{
+func RoomRules(c app.BrokerConfig) roomadmin.Rules {
+	return roomadmin.Rules{
 		Defaults: waitingroom.Settings{
 			MaxWaiting: int64(c.MaxWaiting), TokenTTL: c.TokenTTL, Leeway: c.TokenLeeway, MaxSession: c.MaxSession,
 			Ready: c.Ready, Grace: c.Grace, OnClose: c.OnClose, NoShow: c.NoShow, Retention: c.Retention,
@@ -135,9 +132,7 @@ func apiKeys(p *app.Process, b Base) (*apikey.Authenticator, *apikey.Store, *ses
 func roomAdmin(ctx context.Context, p *app.Process, b Base) (admin *roomadmin.Admin, stop func(), err error) {
 	c, m := p.Config.Broker, telemetry.NewRoomMetrics(p.Tel.Meter)
 	cfg := roomadmin.Config{
-		Rooms: waitingroom.New(b.Conn, b.Space, func(script string, took time.Duration, _ error) {
-			m.Script(script, took)
-		}),
+		Rooms:     waitingroom.New(b.Conn, b.Space, m.Script),
 		Space:     b.Space,
 		Rules:     RoomRules(c),
 		PublicURL: c.PublicURL,
@@ -147,11 +142,8 @@ func roomAdmin(ctx context.Context, p *app.Process, b Base) (admin *roomadmin.Ad
 	if _, err := netip.ParseAddrPort(c.Addr); err == nil && c.PublicURL == "" {
 		cfg.PublicURL = "http://" + c.Addr // as brokers with the same variables have it
 	}
-	if cfg.Publisher, err = dispatch.NewPublisher(b.Conn, b.Space); err != nil {
-		return nil, nil, err
-	}
 	if c.SeatsURL != "" {
-		if cfg.Seats, err = seats.New(c.SeatsURL, c.SeatsTimeout); err != nil {
+		if cfg.Seats, err = roomadmin.NewSeatService(c.SeatsURL, c.SeatsTimeout); err != nil {
 			return nil, nil, fmt.Errorf("%w: BULKACTION_BROKER_SEATS_URL: %w", app.ErrConfig, err)
 		}
 	}

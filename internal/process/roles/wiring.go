@@ -23,8 +23,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/wm"
 	"github.com/bulkaction/bulkaction/internal/room/broker"
 	"github.com/bulkaction/bulkaction/internal/room/entrytoken"
+	"github.com/bulkaction/bulkaction/internal/room/roomadmin"
 	"github.com/bulkaction/bulkaction/internal/room/roomapi"
-	"github.com/bulkaction/bulkaction/internal/room/seats"
 	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 	"github.com/bulkaction/bulkaction/processor"
@@ -242,16 +242,13 @@ func (o Own) Broker(ctx context.Context, p *app.Process, b Base) error {
 		Defaults: RoomRules(c).Fill(api.EventSettings{Capacity: &capacity}),
 	}
 	if c.SeatsURL != "" {
-		service, err := seats.New(c.SeatsURL, c.SeatsTimeout)
+		service, err := roomadmin.NewSeatService(c.SeatsURL, c.SeatsTimeout)
 		if err != nil {
 			return fmt.Errorf("%w: BULKACTION_BROKER_SEATS_URL: %w", app.ErrConfig, err)
 		}
 		cfg.Seats = service.Seats
 	}
-	role, err := broker.New(b.of(p), cfg, keys)
-	if err != nil {
-		return err
-	}
+	role := broker.New(b.of(p), cfg, keys)
 	// A broker that stops is not ready, so that load balancers send no new visitors.
 	defer context.AfterFunc(ctx, p.Ready.SetDraining)()
 	options := roomapi.Options{

@@ -4,25 +4,23 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/room/dispatch"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/room/entrytoken"
 	"github.com/bulkaction/bulkaction/internal/room/roomapi"
 	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
-// admissions delivers entry tokens to the streams of promoted users, and ends the streams of users
-// who can get no token any more.
-type admissions struct{ *shared }
-
 // admit claims entry tokens for the users of conns, who were promoted, and sends each token over
 // the user's stream. It ends the stream of a user who holds no slot any more or has a newer stream;
 // for a user whose promotion Redis has lost, it repeats enter. If the event is unknown, it ends all
 // the streams. It may be repeated for the same conns.
-func (b admissions) admit(ctx context.Context, event string, conns ...*connection) error {
+func (b *Broker) admit(ctx context.Context, event string, conns ...*connection) error {
 	s, err := b.snapshot(ctx, event)
 	if errors.Is(err, roomapi.ErrUnknownEvent) {
 		for _, c := range conns {
@@ -40,7 +38,7 @@ func (b admissions) admit(ctx context.Context, event string, conns ...*connectio
 		}
 		var without []*connection
 		for i, c := range chunk {
-			if claims[i].Code == waitingroom.None && !c.hadToken() {
+			if claims[i].Code == waitingroom.None && !c.now().token {
 				without = append(without, c)
 				continue
 			}
@@ -64,7 +62,7 @@ func (b admissions) admit(ctx context.Context, event string, conns ...*connectio
 // enterAgain repeats the script enter for the users of conns. It ends the streams of users without
 // a place or with a newer stream, stores in the connection the number of each user who waits, and
 // returns the connections of users who are promoted by now: the caller claims for these.
-func (b admissions) enterAgain(
+func (b *Broker) enterAgain(
 	ctx context.Context, event string, conns []*connection,
 ) (promoted []*connection, err error) {
 	if len(conns) == 0 {
@@ -97,7 +95,7 @@ func (b admissions) enterAgain(
 		case waitingroom.Stale:
 			b.endHere(c, roomapi.EndedReplaced)
 		case waitingroom.None:
-			if c.hadToken() {
+			if c.now().token {
 				b.endHere(c, roomapi.EndedGone)
 			} else {
 				b.endHere(c, gone())
@@ -115,7 +113,7 @@ func (b admissions) enterAgain(
 
 // deliver sends the token of a claim to a connection that does not have it yet, or ends its stream
 // if the claim gave none.
-func (b admissions) deliver(s waitingroom.Snapshot, c *connection, claim waitingroom.Claim) error {
+func (b *Broker) deliver(s waitingroom.Snapshot, c *connection, claim waitingroom.Claim) error {
 	switch claim.Code {
 	case waitingroom.Stale:
 		b.endHere(c, roomapi.EndedReplaced)
@@ -135,7 +133,7 @@ func (b admissions) deliver(s waitingroom.Snapshot, c *connection, claim waiting
 	}
 	_, span := b.beginSpan(context.Background(), "claim", c)
 	defer span.End()
-	token, err := b.signFor(s, c.event, c.user, claim)
+	token, err := b.sign(s, c.event, c.user, claim)
 	if err != nil {
 		c.mu.Lock()
 		c.token = !first
@@ -150,8 +148,27 @@ func (b admissions) deliver(s waitingroom.Snapshot, c *connection, claim waiting
 	return nil
 }
 
+// sign returns the signed entry token for a user's claim. The same claim gives the same token while
+// the token keys and the event's token_ttl stay the same.
+func (b *Broker) sign(s waitingroom.Snapshot, event, user string, c waitingroom.Claim) (api.EntryToken, error) {
+	// issued is the token's time of issue (iat): its expiry less token_ttl. This is the time of the
+	// claim or renewal, by Redis's clock; it is earlier if max_session has shortened the renewal or
+	// token_ttl was raised since. If it is in the future, which some verifiers refuse, because
+	// token_ttl was lowered since or this process's clock is slow, issued is the time of the
+	// promotion instead.
+	issued := c.Expires.Add(-s.Settings.TokenTTL)
+	if promoted, err := strconv.ParseInt(c.Fence, 10, 64); err == nil && issued.After(time.Now()) {
+		issued = time.UnixMicro(promoted) // fences are at least the time of their promotion
+	}
+	token, err := b.keys.Sign(entrytoken.Claims{
+		Issuer: b.cfg.PublicURL, Audience: b.cfg.Audience, User: user, Event: event, Fence: c.Fence,
+		IssuedAt: issued, ExpiresAt: c.Expires,
+	})
+	return api.EntryToken{Token: token, ExpiresAt: c.Expires.Truncate(time.Second)}, err
+}
+
 // endHere ends a stream of this broker for good, with the reason that the client is shown.
-func (b admissions) endHere(c *connection, reason string) {
+func (b *Broker) endHere(c *connection, reason string) {
 	if c.markOver() {
 		c.stream.Ended(reason)
 	}
@@ -159,7 +176,7 @@ func (b admissions) endHere(c *connection, reason string) {
 
 // end ends the stream with the id conn: directly if this broker holds it, else by a dispatch
 // message to the broker that holds it.
-func (b admissions) end(ctx context.Context, event, user, conn, reason string) {
+func (b *Broker) end(ctx context.Context, event, user, conn, reason string) {
 	if c := b.conns.find(event, user, conn); c != nil {
 		b.endHere(c, reason)
 		return
@@ -167,33 +184,32 @@ func (b admissions) end(ctx context.Context, event, user, conn, reason string) {
 	if b.owns(conn) {
 		return // it has ended
 	}
-	var err error
 	if reason == roomapi.EndedReplaced {
-		err = b.publisher.Replaced(ctx, dispatch.Replaced{Event: event, User: user, Conn: conn})
-	} else {
-		err = b.publisher.Removed(ctx, dispatch.Removed{Event: event, User: user, Conn: conn, Reason: reason})
+		reason = ""
 	}
-	if err != nil {
+	m := waitingroom.StreamEnd{Event: event, User: user, Conn: conn, Reason: reason}
+	if err := b.rooms.SendEnd(ctx, m); err != nil {
 		b.Tel.Log.Warn("another broker can't be told that a stream is over; it finds out by itself",
 			"event", event, "error", err)
 	}
 }
 
+// owns says whether a conn was made by this broker.
+func (b *Broker) owns(conn string) bool { return keyspace.InstanceOf(conn) == b.instance }
+
 // checkDelivery is the delivery check. It claims for users whose numbers left the queue at least a
 // second ago and who have no token: their dispatch message was lost, or the user is gone. For a
 // user whose token has expired, the claim shows whether the token was renewed; if not, the stream
 // ends.
-func (b admissions) checkDelivery(ctx context.Context, event string, conns []*connection, redisNow time.Time) error {
+func (b *Broker) checkDelivery(ctx context.Context, event string, conns []*connection, redisNow time.Time) error {
 	var late []*connection
 	for _, c := range conns {
-		c.mu.Lock()
-		switch {
-		case c.over || !c.entered:
-		case c.token && !redisNow.Before(c.expires),
-			!c.token && !c.leftAt.IsZero() && time.Since(c.leftAt) >= deliveryCheck:
+		switch s := c.now(); {
+		case s.over || !s.entered:
+		case s.token && !redisNow.Before(s.expires),
+			!s.token && !s.leftAt.IsZero() && time.Since(s.leftAt) >= deliveryCheck:
 			late = append(late, c)
 		}
-		c.mu.Unlock()
 	}
 	if len(late) == 0 {
 		return nil

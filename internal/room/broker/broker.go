@@ -10,18 +10,18 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strings"
+	"sync/atomic"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill/message"
+	"golang.org/x/sync/singleflight"
 
 	"github.com/bulkaction/bulkaction/internal/redisx"
-	"github.com/bulkaction/bulkaction/internal/redisx/wm"
-	"github.com/bulkaction/bulkaction/internal/room/dispatch"
 	"github.com/bulkaction/bulkaction/internal/room/entrytoken"
 	"github.com/bulkaction/bulkaction/internal/room/position"
 	"github.com/bulkaction/bulkaction/internal/room/roomapi"
 	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
 	"github.com/bulkaction/bulkaction/internal/stage"
+	"github.com/bulkaction/bulkaction/internal/stage/cache"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
@@ -33,7 +33,8 @@ type Config struct {
 	PositionInterval time.Duration // time between two rounds that show positions
 	Drain            time.Duration // how long a stopping broker takes to hand over its streams
 	// Seats asks the seat service for the number of seats of an event that does not exist in Redis
-	// yet, or whose number is still unknown. If the field is nil, the broker creates no events.
+	// yet, or whose number is still unknown. An error that wraps waitingroom.ErrUnknown means that the
+	// service does not know the event. If the field is nil, the broker creates no events.
 	Seats func(ctx context.Context, event string) (int64, error)
 	// Defaults are the settings with which a broker creates an event that the seat service knows,
 	// or that it has not answered about. The capacity is the number of seats, once it is known.
@@ -42,29 +43,42 @@ type Config struct {
 
 // Broker is the broker of one process. Make it with New.
 type Broker struct {
-	visitors
-	subscriber message.Subscriber
+	stage.Process
+	cfg          Config
+	instance     string // names this broker in conns, statuses and streams
+	rooms        *waitingroom.Rooms
+	keys         *entrytoken.Keys
+	metrics      metrics
+	views        []*position.Views // by partition
+	conns        connections
+	endedStreams disconnects
+	lookups      lookups
+	// batchers has a batcher for each kind of enter's calls: visitors who come while a call runs share
+	// the next one, because a call for one user costs Redis more than ten times as much as a user in a
+	// large call. That two batchers of a kind are in use, when one is too old, does no harm.
+	batchers    *cache.Cache[enterKind, *redisx.Batcher[*enterCall]]
+	draining    atomic.Bool
+	suspended   atomic.Bool  // positions wait until all users have entered again
+	positionAge atomic.Int64 // of the oldest positions that the last round has shown, in ms
+	lastConn    atomic.Int64
+	loading     singleflight.Group // snapshots, and questions to the seat service
 }
 
 // New returns the broker of a process.
-func New(p stage.Process, cfg Config, keys *entrytoken.Keys) (*Broker, error) {
-	publisher, err := dispatch.NewPublisher(p.Conn, p.Space)
-	if err != nil {
-		return nil, err
+func New(p stage.Process, cfg Config, keys *entrytoken.Keys) *Broker {
+	b := &Broker{
+		Process: p, cfg: cfg, instance: instanceOf(p.ID), keys: keys,
+		conns:        connections{byConn: map[string]*connection{}, events: map[string]map[string]*connection{}},
+		endedStreams: disconnects{wake: make(chan struct{}, 1), byEvent: map[string][]waitingroom.Visitor{}},
+		lookups:      lookups{events: map[string]*lookup{}},
+		batchers:     cache.New[enterKind, *redisx.Batcher[*enterCall]](time.Minute, 4096),
 	}
-	follower, err := wm.NewFollower(p.Conn, p.Tel.Log)
-	if err != nil {
-		return nil, err
-	}
-	b := &shared{Process: p, cfg: cfg, instance: instanceOf(p.ID), keys: keys, publisher: publisher}
 	b.metrics = newMetrics(b)
-	b.rooms = waitingroom.New(p.Conn, p.Space, func(script string, took time.Duration, _ error) {
-		b.metrics.Script(script, took)
-	})
+	b.rooms = waitingroom.New(p.Conn, p.Space, b.metrics.Script)
 	for _, part := range p.Space.All() {
-		b.views = append(b.views, position.New(source{position.Of(b.rooms, part), b}))
+		b.views = append(b.views, position.New(source{b, part}))
 	}
-	return &Broker{visitors{admissions{b}}, follower}, nil
+	return b
 }
 
 // instanceOf returns the 8 hexadecimal digits at the end of a process's id, or random ones if the
@@ -92,24 +106,23 @@ func (b *Broker) Run(ctx context.Context) error {
 		stop()
 		return nil
 	})
-	r.Add(lifeSigns{b.admissions}.keepStatus)
+	r.Add(b.keepStatus)
 	r.Add(func(ctx context.Context) error { b.keys.Watch(ctx); return nil })
 	if b.cfg.Seats != nil {
-		r.Add(b.askForSeats)
+		r.Every("ask for seats", time.Second, b.askForSeats)
 	}
-	inbox := messages{b.admissions, b.subscriber}
-	r.Add(inbox.follow)
-	r.Every("keep the stream", keepStream, inbox.keep)
-	r.Add(positions{b.admissions}.send)
+	r.Add(b.followDispatch)
+	r.Every("keep the stream", waitingroom.DispatchTTL/10, b.keepStream)
+	r.Add(b.sendPositions)
 	r.Add(b.sendDisconnects)
 	for i, p := range b.Space.All() {
 		name := fmt.Sprintf(" %d", i)
 		r.Loop("promote"+name, p.Wake("promoter"), func(ctx context.Context) (time.Duration, error) {
-			return promoter{b.shared}.step(ctx, p)
+			return b.promoteDue(ctx, p)
 		})
-		r.Add(router{b.shared}.consumer(p).Run)
+		r.Add(b.router(p).Run)
 		r.Add(func(ctx context.Context) error { return b.followMoves(ctx, b.views[i]) })
-		cleanup := &cleanup{shared: b.shared, partition: p}
+		cleanup := &cleanup{broker: b, partition: p}
 		r.Loop("cleanup"+name, "", cleanup.step)
 	}
 	return r.Run(working)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -64,20 +65,22 @@ func TestEmptyQueue(t *testing.T) {
 	require.Zero(t, *status.ETASeconds, "a user who enters now is admitted at once")
 }
 
-// dropDispatch is a hook of the Redis client. It answers each XADD of a dispatch message itself, so
+// dropDispatch is a hook of the Redis client. It leaves out each XADD of a dispatch message, so
 // that the message is lost, and counts these messages.
 type dropDispatch struct {
 	redistest.NoHook
 	lost atomic.Int64
 }
 
-func (d *dropDispatch) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		if cmd.Name() == "xadd" && strings.Contains(fmt.Sprint(cmd.Args()[1]), "dispatch:") {
-			d.lost.Add(1)
-			return nil
-		}
-		return next(ctx, cmd)
+func (d *dropDispatch) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		return next(ctx, slices.DeleteFunc(slices.Clone(cmds), func(cmd redis.Cmder) bool {
+			drop := cmd.Name() == "xadd" && strings.Contains(fmt.Sprint(cmd.Args()[1]), "dispatch:")
+			if drop {
+				d.lost.Add(1)
+			}
+			return drop
+		}))
 	}
 }
 

@@ -19,7 +19,12 @@ type connection struct {
 	followed          *position.Event
 	span              trace.SpanContext // of the call of enter
 
-	mu      sync.Mutex
+	mu sync.Mutex
+	connState
+}
+
+// connState is what a connection knows of its user. Its lock guards it.
+type connState struct {
 	entered bool      // the script enter has given the user a place
 	number  int64     // the user's number
 	change  int64     // the view must include this change before a position is shown
@@ -114,28 +119,11 @@ func (c *connection) setLeft() {
 	}
 }
 
-func (c *connection) hasEntered() bool {
+// now returns the present state.
+func (c *connection) now() connState {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.entered
-}
-
-func (c *connection) hadToken() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.token
-}
-
-func (c *connection) wasHandedOver() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.handedOver
-}
-
-func (c *connection) isOver() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.over
+	return c.connState
 }
 
 // furthest is the bound for showPosition that lets every position through.
@@ -144,11 +132,9 @@ const furthest = math.MaxInt64
 // showPosition sends the position frame, to a user who has a number and no token yet, if the
 // position is known and at most `to`. It returns what the view knows of the user's place.
 func (c *connection) showPosition(to int64) position.Place {
-	c.mu.Lock()
-	number, change, shown := c.number, c.change, c.entered && !c.token && !c.over
-	c.mu.Unlock()
-	place := c.followed.Place(number, change)
-	if shown && place.Known && !place.Left && place.Position <= to {
+	s := c.now()
+	place := c.followed.Place(s.number, s.change)
+	if s.entered && !s.token && !s.over && place.Known && !place.Left && place.Position <= to {
 		eta := -1.0
 		if seconds, ok := place.ETA(); ok {
 			eta = float64(seconds)
@@ -170,9 +156,6 @@ type connections struct {
 func (cs *connections) add(c *connection) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	if cs.byConn == nil {
-		cs.byConn, cs.events = map[string]*connection{}, map[string]map[string]*connection{}
-	}
 	cs.byConn[c.conn] = c
 	if cs.events[c.event] == nil {
 		cs.events[c.event] = map[string]*connection{}

@@ -10,27 +10,81 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	clientstream "github.com/bulkaction/bulkaction/client/stream"
-	"github.com/bulkaction/bulkaction/internal/room/dispatch"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/redisx/stream"
+	"github.com/bulkaction/bulkaction/internal/redisx/wm"
 	"github.com/bulkaction/bulkaction/internal/room/roomapi"
 	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
 )
 
-// messages handles the messages for this broker.
-type messages struct {
-	admissions
-	subscriber message.Subscriber
+// routerLease is the idle time of a message in the stream entry after which another broker's router
+// takes it over.
+const routerLease = 10 * time.Second
+
+// router returns the consumer of a partition's Redis stream entry. It copies each message to the
+// Redis stream of the broker that the message names.
+func (b *Broker) router(p keyspace.Partition) *stream.Consumer {
+	return stream.NewConsumer(b.Conn, stream.ConsumerConfig{
+		Stream: p.Entry(), Group: keyspace.GroupRouter, Name: b.ID,
+		Rejected:    stream.Quarantine{Key: p.Quarantine(), Source: "entry"},
+		Handle:      b.route,
+		MaxInFlight: 1000, MaxBytes: 16 << 20, Block: redisx.MaxBlock, Lease: routerLease,
+		RetryAfter: 100 * time.Millisecond, CloseTimeout: time.Second, Log: b.Tel.Log,
+	})
 }
 
-// follow handles the dispatch messages for this broker until ctx ends. A message that fails is not
+// route copies messages of the stream entry to the Redis streams of the brokers that they name. It
+// rejects what is no dispatch message about promotions, and drops a message for a dead broker: that
+// broker's users connect to another broker, which claims.
+func (b *Broker) route(ctx context.Context, entries []stream.Entry) []stream.Verdict {
+	verdicts := make([]stream.Verdict, len(entries))
+	alive, err := b.alive(ctx)
+	if err != nil {
+		return verdicts // again, later
+	}
+	byBroker := map[string][]int{}
+	for i, e := range entries {
+		var p waitingroom.Promotion
+		err := json.Unmarshal([]byte(e.Get("data")), &p)
+		switch {
+		case err != nil || e.Get("type") != waitingroom.TypePromoted || p.To == "":
+			verdicts[i] = stream.Verdict{Action: stream.Reject, Reason: errors.New("no message entry.promoted")}
+		case !alive[p.To]:
+			verdicts[i] = stream.Verdict{Action: stream.Ack}
+		default:
+			byBroker[p.To] = append(byBroker[p.To], i)
+		}
+	}
+	for to, list := range byBroker {
+		msgs := make([]waitingroom.Message, len(list))
+		for j, i := range list {
+			msgs[j] = waitingroom.Message{ID: entries[i].ID, Data: entries[i].Get("data")}
+		}
+		if b.rooms.Send(ctx, to, waitingroom.TypePromoted, msgs...) != nil {
+			continue // again, later
+		}
+		for _, i := range list {
+			verdicts[i] = stream.Verdict{Action: stream.Ack}
+		}
+	}
+	return verdicts
+}
+
+// followDispatch handles the dispatch messages for this broker until ctx ends. A message that fails is not
 // repeated: messages only make deliveries faster, and the delivery check does the same later.
-func (b messages) follow(ctx context.Context) error {
+func (b *Broker) followDispatch(ctx context.Context) error {
+	follower, err := wm.NewFollower(b.Conn, b.Tel.Log)
+	if err != nil {
+		return err
+	}
 	topic := b.Space.Dispatch(b.instance)
-	msgs, err := b.subscriber.Subscribe(ctx, topic)
+	msgs, err := follower.Subscribe(ctx, topic)
 	if err != nil {
 		return fmt.Errorf("follow stream %s: %w", topic, err)
 	}
 	defer func() {
-		if err := b.subscriber.Close(); err != nil {
+		if err := follower.Close(); err != nil {
 			b.Tel.Log.Warn("closing a subscription failed", "error", err)
 		}
 	}()
@@ -41,24 +95,24 @@ func (b messages) follow(ctx context.Context) error {
 				return nil
 			}
 			msg.Ack() // the next message may come while this one is handled
-			b.handle(ctx, msg)
+			b.handleMessage(ctx, msg)
 		case <-ctx.Done():
 			return nil
 		}
 	}
 }
 
-// handle handles one message of this broker's stream.
-func (b messages) handle(ctx context.Context, msg *message.Message) {
+// handleMessage handles one message of this broker's stream.
+func (b *Broker) handleMessage(ctx context.Context, msg *message.Message) {
 	var err error
 	switch msg.Metadata.Get(clientstream.FieldType) {
-	case dispatch.TypePromoted:
-		var p dispatch.Promotion
+	case waitingroom.TypePromoted:
+		var p waitingroom.Promotion
 		if err = json.Unmarshal(msg.Payload, &p); err == nil {
 			err = b.handlePromotion(ctx, p)
 		}
-	case dispatch.TypeReplaced, dispatch.TypeRemoved:
-		var r dispatch.Removed
+	case waitingroom.TypeReplaced, waitingroom.TypeRemoved:
+		var r waitingroom.StreamEnd
 		if err = json.Unmarshal(msg.Payload, &r); err == nil {
 			b.handleRemoval(r)
 		}
@@ -71,24 +125,22 @@ func (b messages) handle(ctx context.Context, msg *message.Message) {
 	}
 }
 
-// keepStream is the interval at which a broker renews the expiry of the Redis stream with its
-// dispatch messages, so that the stream does not expire while no message comes.
-const keepStream = dispatch.StreamTTL / 10
-
-func (b messages) keep(ctx context.Context) error {
-	return b.Conn.Cmd.PExpire(ctx, b.Space.Dispatch(b.instance), dispatch.StreamTTL).Err()
+// keepStream renews the expiry of the Redis stream with the dispatch messages of this broker, so that
+// the stream does not expire while no message comes.
+func (b *Broker) keepStream(ctx context.Context) error {
+	return b.Conn.Cmd.PExpire(ctx, b.Space.Dispatch(b.instance), waitingroom.DispatchTTL).Err()
 }
 
-func (b messages) handlePromotion(ctx context.Context, p dispatch.Promotion) error {
+func (b *Broker) handlePromotion(ctx context.Context, p waitingroom.Promotion) error {
 	var here []*connection
 	for _, u := range p.Users {
 		c := b.conns.find(p.Event, u.User, u.Conn)
-		if c != nil && !c.isOver() {
+		if c != nil && !c.now().over {
 			here = append(here, c)
 		} else if b.owns(u.Conn) {
 			// The promoted user's stream has ended. If the event's setting no_show is "release",
 			// this call of disconnect frees the slot at once; otherwise it changes nothing.
-			b.endedStreams.addVisitor(p.Event, waitingroom.Visitor{User: u.User, Conn: u.Conn})
+			b.endedStreams.add(p.Event, waitingroom.Visitor{User: u.User, Conn: u.Conn})
 		}
 	}
 	if len(here) == 0 {
@@ -104,7 +156,7 @@ func (b messages) handlePromotion(ctx context.Context, p dispatch.Promotion) err
 	return nil
 }
 
-func (b messages) handleRemoval(r dispatch.Removed) {
+func (b *Broker) handleRemoval(r waitingroom.StreamEnd) {
 	c := b.conns.find(r.Event, r.User, r.Conn)
 	if c == nil {
 		return

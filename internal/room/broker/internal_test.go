@@ -54,9 +54,9 @@ func TestCheckClock(t *testing.T) {
 		0: false, 1900 * time.Millisecond: false, -1900 * time.Millisecond: false,
 		2200 * time.Millisecond: true, -2200 * time.Millisecond: true,
 	} {
-		b := &shared{Process: stage.Process{Tel: telemetry.Nop()}}
+		b := &Broker{Process: stage.Process{Tel: telemetry.Nop()}}
 		b.metrics = newMetrics(b)
-		c := &cleanup{shared: b}
+		c := &cleanup{broker: b}
 		c.checkClock(now.Add(difference), now, now.Add(100*time.Millisecond))
 		require.Equal(t, reported, !c.clockWarned.IsZero(), difference)
 	}

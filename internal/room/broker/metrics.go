@@ -2,7 +2,12 @@ package broker
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
@@ -11,7 +16,7 @@ import (
 // metrics counts what the broker does in the metrics of package telemetry.
 type metrics struct{ *telemetry.RoomMetrics }
 
-func newMetrics(b *shared) metrics {
+func newMetrics(b *Broker) metrics {
 	m := telemetry.NewRoomMetrics(b.Tel.Meter)
 	m.ShowGauges(b.Tel.Meter, func(ctx context.Context) int64 {
 		ctx, cancel := context.WithTimeout(ctx, time.Second)
@@ -44,9 +49,25 @@ func (m metrics) disconnected(event string, codes []waitingroom.Code) {
 	m.Count(telemetry.RoomNoShows, event, n[waitingroom.NoShow])
 }
 
-// gauge shows the sizes of an event, as the views know them.
-func (m metrics) gauge(s waitingroom.Snapshot, connections int, pace float64) {
-	m.SetGauges(s.Event, telemetry.RoomGauges{
-		Waiting: s.Waiting, Away: s.Away, Used: s.Used, Free: s.Free, Connections: int64(connections), Pace: pace,
-	})
+// beginSpan begins a span about the user of a connection. Spans name users by a hash, because ids
+// may be personal. A later span about the same connection links to the first one.
+func (b *Broker) beginSpan(ctx context.Context, name string, c *connection) (context.Context, trace.Span) {
+	var options []trace.SpanStartOption
+	if c.span.IsSampled() {
+		options = append(options, trace.WithLinks(trace.Link{SpanContext: c.span}))
+	}
+	ctx, span := b.tracer().Start(ctx, name, options...)
+	if span.IsRecording() {
+		span.SetAttributes(attribute.String("bulkaction.event", c.event),
+			attribute.String("bulkaction.user", hashOf(c.user)))
+	}
+	return ctx, span
+}
+
+func (b *Broker) tracer() trace.Tracer { return b.Tel.TracerProvider.Tracer("broker") }
+
+// hashOf returns 16 hexadecimal digits that stand for a user.
+func hashOf(user string) string {
+	sum := sha256.Sum256([]byte(user))
+	return hex.EncodeToString(sum[:8])
 }

@@ -6,13 +6,12 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/room/position"
 	"github.com/bulkaction/bulkaction/internal/room/roomapi"
 	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
+	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
-
-// positions shows all streams their positions.
-type positions struct{ admissions }
 
 // nearPosition is the highest position whose user sees it in each round. Users behind it see their
 // positions in fewer rounds while the broker can't keep up.
@@ -49,10 +48,10 @@ func (t *frameThrottle) next(now time.Time, interval time.Duration) (to int64) {
 	return furthest
 }
 
-// send begins a round each PositionInterval, until ctx ends: it shows the streams their positions,
+// sendPositions begins a round each PositionInterval, until ctx ends: it shows the streams their positions,
 // those behind nearPosition as frameThrottle allows. It shows none from a silence of this broker
 // until enter is repeated for its users (see keepStatus).
-func (b positions) send(ctx context.Context) error {
+func (b *Broker) sendPositions(ctx context.Context) error {
 	var throttle frameThrottle
 	for {
 		began := time.Now()
@@ -76,14 +75,17 @@ func (b positions) send(ctx context.Context) error {
 // showEvent shows the streams of one event their positions, if these are at most `to`, and checks
 // what the streams do not learn by dispatch messages: that the event is closed, that a message was
 // lost, that a token has expired. It returns the age of the oldest known position.
-func (b positions) showEvent(
+func (b *Broker) showEvent(
 	ctx context.Context, event string, conns []*connection, to int64,
 ) (age time.Duration) {
 	snapshot, known := conns[0].followed.Snapshot()
 	deleted := known && snapshot.Event == "" // or it was declared a moment ago: the delivery check finds out
 	if known = known && !deleted; known {
 		pace, _ := conns[0].followed.Pace()
-		b.metrics.gauge(snapshot, len(conns), pace)
+		b.metrics.SetGauges(event, telemetry.RoomGauges{
+			Waiting: snapshot.Waiting, Away: snapshot.Away, Used: snapshot.Used, Free: snapshot.Free,
+			Connections: int64(len(conns)), Pace: pace,
+		})
 	}
 	mode := snapshot.Settings.Mode
 	ended := endOf[mode]
@@ -94,7 +96,9 @@ func (b positions) showEvent(
 		if place.Known && (oldest.IsZero() || place.At.Before(oldest)) {
 			oldest = place.At
 		}
-		redisNow = later(redisNow, place.At)
+		if place.At.After(redisNow) {
+			redisNow = place.At
+		}
 		waits, unknown := c.noteView(place, deleted)
 		if unknown >= unknownLimit && len(lost) < waitingroom.MostUsers {
 			lost = append(lost, c)
@@ -135,19 +139,38 @@ const unknownLimit = 5 * time.Second
 // modes the stream does not end.
 var endOf = map[string]string{api.ModeClosed: roomapi.EndedClosed, api.ModeSoldOut: roomapi.EndedSoldOut}
 
-func later(a, b time.Time) time.Time {
-	if b.After(a) {
-		return b
-	}
-	return a
-}
-
 // followMoves keeps the views of a partition up to date.
-func (b *shared) followMoves(ctx context.Context, views *position.Views) error {
+func (b *Broker) followMoves(ctx context.Context, views *position.Views) error {
 	loops := redisx.Loops{Log: b.Tel.Log}
 	retry := redisx.Backoff{Min: 50 * time.Millisecond, Max: time.Second}
 	loops.Run(ctx, "positions", retry, func(ctx context.Context) (time.Duration, error) {
 		return 0, views.Round(ctx)
 	}, nil)
 	return nil
+}
+
+// source reads one partition from Redis for the views of its events. It also counts how often a
+// view is loaded, and adds to lookups each event whose number of seats is not known yet.
+type source struct {
+	broker    *Broker
+	partition keyspace.Partition
+}
+
+func (s source) Snapshot(ctx context.Context, events ...string) (waitingroom.Snapshots, error) {
+	snapshots, err := s.broker.rooms.Snapshot(ctx, s.partition, events...)
+	for _, e := range snapshots.Events {
+		if e.Settings.SeatsPending {
+			s.broker.lookups.add(e.Event)
+		}
+	}
+	return snapshots, err
+}
+
+func (s source) Numbers(ctx context.Context, event string, yield func(numbers []int64)) error {
+	s.broker.metrics.Count(telemetry.RoomResyncs, event, 1)
+	return s.broker.rooms.Numbers(ctx, event, yield)
+}
+
+func (s source) Moves(ctx context.Context, after string, block time.Duration) ([]waitingroom.Move, error) {
+	return s.broker.rooms.Moves(ctx, s.partition, after, block)
 }

@@ -25,15 +25,11 @@ const (
 	leastWait = 5 * time.Millisecond
 )
 
-// promoter does what is due in events: it ends places and slots whose time is over, and promotes
-// users.
-type promoter struct{ *shared }
-
-// step does what is due in the events of a partition: it ends places and slots whose time is over,
+// promoteDue does what is due in the events of a partition: it ends places and slots whose time is over,
 // dissolves the queues of closed events, and promotes users. Of one event it ends at most 200 of
 // them and promotes at most 200 users before the next event, so that no event waits for another
 // one's queue. It returns how long nothing is due in the partition, at most PromoteInterval.
-func (b promoter) step(ctx context.Context, p keyspace.Partition) (time.Duration, error) {
+func (b *Broker) promoteDue(ctx context.Context, p keyspace.Partition) (time.Duration, error) {
 	events, wait, err := b.rooms.Due(ctx, p, dueEvents)
 	if err != nil {
 		return 0, err
@@ -64,7 +60,7 @@ func (b promoter) step(ctx context.Context, p keyspace.Partition) (time.Duration
 
 // promoteEvent does what is due in one event. It returns the time until something is due there
 // again; negative: nothing, before another script changes the event.
-func (b promoter) promoteEvent(ctx context.Context, p keyspace.Partition, event string) (time.Duration, error) {
+func (b *Broker) promoteEvent(ctx context.Context, p keyspace.Partition, event string) (time.Duration, error) {
 	expired, err := b.rooms.Expire(ctx, p, event)
 	if err != nil {
 		return 0, err

@@ -17,75 +17,68 @@ import (
 
 var _ roomapi.Room = (*Broker)(nil)
 
-// visitors answers the calls of visitors.
-type visitors struct{ admissions }
-
 // Connect implements roomapi.Room.
-func (v visitors) Connect(ctx context.Context, event, user string, s *roomapi.Stream) (left func(), err error) {
-	if v.draining.Load() {
+func (b *Broker) Connect(ctx context.Context, event, user string, s *roomapi.Stream) (left func(), err error) {
+	if b.draining.Load() {
 		return nil, roomapi.ErrDraining
 	}
 	c := &connection{
-		event: event, user: user, stream: s, followed: v.viewsOf(event).Open(event),
-		conn: v.instance + "." + strconv.FormatInt(v.lastConn.Add(1), 10),
+		event: event, user: user, stream: s, followed: b.viewsOf(event).Open(event),
+		conn: b.instance + "." + strconv.FormatInt(b.lastConn.Add(1), 10),
 	}
 	// Add the connection before the script enter runs: the dispatch message about a promotion may
 	// come before the script's answer.
-	v.conns.add(c)
-	if err := v.enterStream(ctx, c); err != nil {
+	b.conns.add(c)
+	leave := func(disconnect bool) {
 		c.markOver()
-		v.conns.remove(c)
-		c.followed.Close()
-		if call.IsUnavailable(err) && !call.NeverSent(err) { // the script may have run
-			v.endedStreams.add(c)
+		if disconnect {
+			b.endedStreams.add(c.event, c.visitor())
 		}
+		b.conns.remove(c)
+		c.followed.Close()
+	}
+	if err := b.enterStream(ctx, c); err != nil {
+		leave(call.IsUnavailable(err) && !call.NeverSent(err)) // the script may have run
 		return nil, err
 	}
-	return func() {
-		c.markOver()
-		if !c.wasHandedOver() {
-			v.endedStreams.add(c)
-		}
-		v.conns.remove(c)
-		c.followed.Close()
-	}, nil
+	return func() { leave(!c.now().handedOver) }, nil
 }
 
 // enterStream enters the user of a connection, and sends the first frames: the state and the
 // position, or the token.
-func (v visitors) enterStream(ctx context.Context, c *connection) error {
-	mode, err := v.mode(ctx, c.event)
+func (b *Broker) enterStream(ctx context.Context, c *connection) error {
+	mode, err := b.mode(ctx, c.event)
 	if err != nil {
 		return err
 	}
-	ctx, span := v.beginSpan(ctx, "enter", c)
+	ctx, span := b.beginSpan(ctx, "enter", c)
 	defer span.End()
 	c.span = span.SpanContext()
-	reply, err := v.enter(ctx, c.event, waitingroom.EnterNew, 0, c.visitor())
+	reply, err := b.enter(ctx, c.event, waitingroom.EnterNew, 0, c.visitor())
 	if err != nil {
 		return err
 	}
 	e := reply.Entries[0]
 	span.SetAttributes(attribute.String("bulkaction.result", string(e.Code)),
 		attribute.Int64("bulkaction.number", e.Number))
-	v.metrics.entry(c.event, e)
+	b.metrics.entry(c.event, e)
 	if err := refusal(e.Code); err != nil {
 		return err
 	}
 	if e.Replaced != "" {
-		v.end(ctx, c.event, c.user, e.Replaced, roomapi.EndedReplaced)
+		b.end(ctx, c.event, c.user, e.Replaced, roomapi.EndedReplaced)
 	}
 	c.setPlace(e.Number, reply.Change)
 	if e.Code == waitingroom.Ready || e.Code == waitingroom.InProgress {
 		c.showState(api.TicketReady, mode)
-		if err := v.admit(ctx, c.event, c); err != nil {
+		if err := b.admit(ctx, c.event, c); err != nil {
 			// The delivery check repeats it.
-			v.Tel.Log.Warn("claim failed, trying again in a second", "event", c.event, "error", err)
+			b.Tel.Log.Warn("claim failed, trying again in a second", "event", c.event, "error", err)
 			c.setLeft()
 		}
 		return nil
 	}
-	if !c.hadToken() { // a promotion may have been faster than the answer of enter
+	if !c.now().token { // a promotion may have been faster than the answer of enter
 		c.showState(api.TicketInEntry, mode)
 		c.showPosition(furthest)
 	}
@@ -95,17 +88,17 @@ func (v visitors) enterStream(ctx context.Context, c *connection) error {
 // enter calls the script enter for one visitor. If the event is unknown, mode is EnterNew and there
 // is a seat service, enter creates the event, unless the service does not know it either, and calls
 // the script again.
-func (v visitors) enter(
+func (b *Broker) enter(
 	ctx context.Context, event string, mode waitingroom.Mode, poll time.Duration, who waitingroom.Visitor,
 ) (waitingroom.EnterReply, error) {
 	kind := enterKind{event, mode, poll}
-	reply, err := v.enterOne(ctx, kind, who)
-	if errors.Is(err, waitingroom.ErrUnknown) && mode == waitingroom.EnterNew && v.cfg.Seats != nil {
-		if err = v.createFromSeats(ctx, event); err == nil {
-			reply, err = v.enterOne(ctx, kind, who)
+	reply, err := b.enterOne(ctx, kind, who)
+	if errors.Is(err, waitingroom.ErrUnknown) && mode == waitingroom.EnterNew && b.cfg.Seats != nil {
+		if err = b.createFromSeats(ctx, event); err == nil {
+			reply, err = b.enterOne(ctx, kind, who)
 		}
 	}
-	return reply, v.apiError(err)
+	return reply, b.apiError(err)
 }
 
 // refusal returns the error that the visitor gets for a code of the script enter; nil for a user
@@ -125,12 +118,12 @@ func refusal(code waitingroom.Code) error {
 }
 
 // Poll implements roomapi.Room.
-func (v visitors) Poll(ctx context.Context, event, user string, enter bool) (t api.Ticket, created bool, err error) {
-	followed := v.viewsOf(event).Open(event)
+func (b *Broker) Poll(ctx context.Context, event, user string, enter bool) (t api.Ticket, created bool, err error) {
+	followed := b.viewsOf(event).Open(event)
 	defer followed.Close()
 	mode := waitingroom.EnterKnown
 	if enter {
-		if mode = waitingroom.EnterNew; v.draining.Load() {
+		if mode = waitingroom.EnterNew; b.draining.Load() {
 			return t, false, roomapi.ErrDraining
 		}
 	}
@@ -138,13 +131,13 @@ func (v visitors) Poll(ctx context.Context, event, user string, enter bool) (t a
 	if s, ok := followed.Snapshot(); ok {
 		longest = pollAfter(s.Waiting + s.Away + 1)
 	}
-	reply, err := v.enter(ctx, event, mode, longest, waitingroom.Visitor{User: user})
+	reply, err := b.enter(ctx, event, mode, longest, waitingroom.Visitor{User: user})
 	if err != nil {
 		return t, false, err
 	}
 	e := reply.Entries[0]
 	if enter {
-		v.metrics.entry(event, e)
+		b.metrics.entry(event, e)
 	}
 	if err := refusal(e.Code); err != nil {
 		return t, false, err
@@ -154,7 +147,11 @@ func (v visitors) Poll(ctx context.Context, event, user string, enter bool) (t a
 		return api.Ticket{State: api.TicketReady, PollAfterMS: pollAfter(1).Milliseconds()}, e.New, nil
 	case waitingroom.InProgress:
 		t = api.Ticket{State: api.TicketInProgress, PollAfterMS: pollAfter(1).Milliseconds()}
-		token, err := v.sign(ctx, event, user, waitingroom.Claim{Fence: e.Fence, Expires: e.Expires})
+		s, err := b.snapshot(ctx, event)
+		if err != nil {
+			return t, false, err
+		}
+		token, err := b.sign(s, event, user, waitingroom.Claim{Fence: e.Fence, Expires: e.Expires})
 		t.Token = token.Token
 		return t, false, err
 	}
@@ -181,45 +178,45 @@ func pollAfter(position int64) time.Duration {
 }
 
 // Leave implements roomapi.Room.
-func (v visitors) Leave(ctx context.Context, event, user string) error {
-	conn, left, err := v.rooms.Leave(ctx, event, user)
+func (b *Broker) Leave(ctx context.Context, event, user string) error {
+	conn, left, err := b.rooms.Leave(ctx, event, user)
 	if err != nil || !left {
-		return v.apiError(err)
+		return b.apiError(err)
 	}
-	v.metrics.Count(telemetry.RoomLeft, event, 1)
+	b.metrics.Count(telemetry.RoomLeft, event, 1)
 	if conn != "" {
-		v.end(ctx, event, user, conn, roomapi.EndedLeft)
+		b.end(ctx, event, user, conn, roomapi.EndedLeft)
 	}
 	return nil
 }
 
 // Token implements roomapi.Room.
-func (v visitors) Token(ctx context.Context, event, user string) (t api.EntryToken, returnURL string, err error) {
-	claims, err := v.rooms.Claim(ctx, event, waitingroom.Visitor{User: user})
+func (b *Broker) Token(ctx context.Context, event, user string) (t api.EntryToken, returnURL string, err error) {
+	claims, err := b.rooms.Claim(ctx, event, waitingroom.Visitor{User: user})
 	if err != nil {
-		return t, "", v.apiError(err)
+		return t, "", b.apiError(err)
 	}
 	if claims[0].Code != waitingroom.Claimed {
-		state, err := v.rooms.State(ctx, event, user)
+		state, err := b.rooms.State(ctx, event, user)
 		switch {
 		case err != nil:
-			return t, "", v.apiError(err)
+			return t, "", b.apiError(err)
 		case state == waitingroom.Entered || state == waitingroom.Away:
 			return t, "", roomapi.ErrNotReady
 		}
 		return t, "", roomapi.ErrNoTicket
 	}
-	s, err := v.snapshot(ctx, event)
+	s, err := b.snapshot(ctx, event)
 	if err != nil {
 		return t, "", err
 	}
-	t, err = v.signFor(s, event, user, claims[0])
+	t, err = b.sign(s, event, user, claims[0])
 	return t, s.Settings.ReturnURL, err
 }
 
 // Status implements roomapi.Room.
-func (v visitors) Status(ctx context.Context, event string) (api.EventStatus, error) {
-	s, err := v.fresh(ctx, event)
+func (b *Broker) Status(ctx context.Context, event string) (api.EventStatus, error) {
+	s, err := b.fresh(ctx, event)
 	if err != nil {
 		return api.EventStatus{}, err
 	}
@@ -230,7 +227,7 @@ func (v visitors) Status(ctx context.Context, event string) (api.EventStatus, er
 	if status.Status == api.ModeOpen && (s.Free == 0 || s.Waiting > 0) {
 		status.Status = "queueing"
 	}
-	followed := v.viewsOf(event).Open(event)
+	followed := b.viewsOf(event).Open(event)
 	defer followed.Close()
 	pace, known := followed.Pace()
 	if known {
@@ -248,4 +245,4 @@ func (v visitors) Status(ctx context.Context, event string) (api.EventStatus, er
 }
 
 // JWKS implements roomapi.Room.
-func (v visitors) JWKS() []byte { return v.keys.JWKS() }
+func (b *Broker) JWKS() []byte { return b.keys.JWKS() }

@@ -24,8 +24,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/room/broker"
 	"github.com/bulkaction/bulkaction/internal/room/entrytoken"
+	"github.com/bulkaction/bulkaction/internal/room/roomadmin"
 	"github.com/bulkaction/bulkaction/internal/room/roomapi"
-	"github.com/bulkaction/bulkaction/internal/room/settings"
 	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
 	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
@@ -73,7 +73,7 @@ func newWorld(t *testing.T, url, prefix string) *world {
 		t.Fatal(err)
 	}
 	w.p = w.space.Partition(0)
-	w.Rooms = waitingroom.New(w.conn, w.space, func(string, time.Duration, error) {})
+	w.Rooms = waitingroom.New(w.conn, w.space, nil)
 	return w
 }
 
@@ -104,7 +104,7 @@ func (w *world) declare(capacity int64, change ...func(*waitingroom.Settings)) {
 
 func (w *world) declareEvent(name string, capacity int64, change ...func(*waitingroom.Settings)) {
 	w.Helper()
-	s := settings.Standard()
+	s := roomadmin.Standard()
 	s.Capacity, s.Mode = capacity, api.ModeOpen
 	for _, f := range change {
 		f(&s)
@@ -157,7 +157,7 @@ func (w *world) startWith(prepare func(redis.UniversalClient), change ...func(*b
 	w.Helper()
 	cfg := broker.Config{
 		PublicURL: "http://127.0.0.1", PromoteInterval: time.Second, PositionInterval: 100 * time.Millisecond,
-		Drain: 200 * time.Millisecond, Defaults: settings.Standard(),
+		Drain: 200 * time.Millisecond, Defaults: roomadmin.Standard(),
 	}
 	for _, f := range change {
 		f(&cfg)
@@ -169,8 +169,7 @@ func (w *world) startWith(prepare func(redis.UniversalClient), change ...func(*b
 	conn := w.connect(w.brokerURL)
 	prepare(conn.Cmd)
 	p := stage.Process{ID: fmt.Sprintf("broker-%08x", n), Conn: conn, Space: w.space, Tel: telemetry.Nop()}
-	b, err := broker.New(p, cfg, w.keys)
-	require.NoError(w, err)
+	b := broker.New(p, cfg, w.keys)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
@@ -183,6 +182,7 @@ func (w *world) startWith(prepare func(redis.UniversalClient), change ...func(*b
 		Room: b, PublicURL: cfg.PublicURL, CookieKeys: w.keys.CookieKeys, IdentityHeader: "X-User",
 		TrustedProxies: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}, Heartbeat: time.Second,
 		WriteTimeout: patience, MaxConnections: 1000, MaxConnectionsPerIP: 1000, EnterRatePerIP: 1000,
+		Log: p.Tel.Log, Metrics: roomapi.Metrics{SlowReader: func(string) {}, Refused: b.Metrics().Refused},
 	})
 	requests := new(atomic.Int64)
 	server := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {

@@ -30,6 +30,8 @@ type Claims struct {
 // payload is the form of Claims in the JWT. It has no claim nbf (not before), because a service
 // whose clock is 2 s slow would then refuse a new token.
 type payload struct {
+	jwt.Claims `json:"-"` // nil: the parser calls no method of it, because it validates no claims
+
 	Iss string `json:"iss"`
 	Aud string `json:"aud"`
 	Sub string `json:"sub"`
@@ -137,15 +139,3 @@ func (p payload) missing() string {
 	}
 	return ""
 }
-
-// These methods only satisfy the interface jwt.Claims. The parser calls none of them, because it
-// validates no claims.
-
-func (p payload) GetExpirationTime() (*jwt.NumericDate, error) { return date(p.Exp), nil }
-func (p payload) GetIssuedAt() (*jwt.NumericDate, error)       { return date(p.Iat), nil }
-func (p payload) GetNotBefore() (*jwt.NumericDate, error)      { return nil, nil }
-func (p payload) GetIssuer() (string, error)                   { return p.Iss, nil }
-func (p payload) GetSubject() (string, error)                  { return p.Sub, nil }
-func (p payload) GetAudience() (jwt.ClaimStrings, error)       { return jwt.ClaimStrings{p.Aud}, nil }
-
-func date(seconds int64) *jwt.NumericDate { return jwt.NewNumericDate(time.Unix(seconds, 0)) }

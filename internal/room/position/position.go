@@ -8,7 +8,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
 )
 
@@ -25,26 +24,6 @@ type Source interface {
 	// Moves returns entries of the stream moves after an id, in their order. If there are none, it
 	// waits for them for up to block; a negative block does not wait.
 	Moves(ctx context.Context, after string, block time.Duration) ([]waitingroom.Move, error)
-}
-
-// Of returns the source of a partition of rooms.
-func Of(rooms *waitingroom.Rooms, p keyspace.Partition) Source { return partition{rooms, p} }
-
-type partition struct {
-	rooms *waitingroom.Rooms
-	p     keyspace.Partition
-}
-
-func (p partition) Snapshot(ctx context.Context, events ...string) (waitingroom.Snapshots, error) {
-	return p.rooms.Snapshot(ctx, p.p, events...)
-}
-
-func (p partition) Numbers(ctx context.Context, event string, yield func(numbers []int64)) error {
-	return p.rooms.Numbers(ctx, event, yield)
-}
-
-func (p partition) Moves(ctx context.Context, after string, block time.Duration) ([]waitingroom.Move, error) {
-	return p.rooms.Moves(ctx, p.p, after, block)
 }
 
 // Place is what a user may be shown of the queue.

@@ -19,6 +19,20 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
+// partition is the source of a partition of rooms.
+type partition struct {
+	*waitingroom.Rooms
+	p keyspace.Partition
+}
+
+func (p partition) Snapshot(ctx context.Context, events ...string) (waitingroom.Snapshots, error) {
+	return p.Rooms.Snapshot(ctx, p.p, events...)
+}
+
+func (p partition) Moves(ctx context.Context, after string, block time.Duration) ([]waitingroom.Move, error) {
+	return p.Rooms.Moves(ctx, p.p, after, block)
+}
+
 const event = "sale"
 
 // TestOnRedis loads the view of a queue of 6,000 users again and again, while users enter, go away,
@@ -33,7 +47,7 @@ func TestOnRedis(t *testing.T) {
 	t.Cleanup(func() { require.NoError(t, conn.Close()) })
 	space, err := keyspace.New(prefix, 1)
 	require.NoError(t, err)
-	rooms := waitingroom.New(conn, space, func(string, time.Duration, error) {})
+	rooms := waitingroom.New(conn, space, nil)
 	_, err = rooms.Declare(ctx, event, waitingroom.Settings{
 		Capacity: 1000, MaxWaiting: 1_000_000, TokenTTL: time.Minute, Ready: time.Minute, Grace: time.Minute,
 		OnClose: "keep", NoShow: "wait", Mode: api.ModePaused, Retention: time.Hour,
@@ -59,7 +73,7 @@ func TestOnRedis(t *testing.T) {
 	_, err = rooms.Change(ctx, event, waitingroom.Changes{Mode: api.ModeOpen})
 	require.NoError(t, err)
 
-	source := position.Of(rooms, space.Partition(0))
+	source := partition{rooms, space.Partition(0)}
 	looping, stop := context.WithCancel(ctx)
 	var loop, movers sync.WaitGroup
 	defer loop.Wait()

@@ -117,18 +117,14 @@ func (v *Views) pause(ctx context.Context) error {
 	}
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-timer.C:
-		return nil
-	case <-v.wake:
-	}
-	timer.Reset(max(0, time.Until(v.readAt.Add(wakeInterval))))
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-timer.C:
-		return nil
+	for wake := v.wake; ; wake = nil {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-timer.C:
+			return nil
+		case <-wake:
+			timer.Reset(max(0, time.Until(v.readAt.Add(wakeInterval))))
+		}
 	}
 }

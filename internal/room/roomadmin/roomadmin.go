@@ -1,7 +1,7 @@
 // Package roomadmin carries out what operators, and the protected services, ask of the waiting
 // room: it changes events, removes users, and checks entry tokens against Redis. The HTTP API uses
-// it. It hides in which partition an event is, where a missing capacity comes from, and that the
-// broker of a removed user must be told.
+// it. It hides the bounds and defaults of settings, in which partition an event is, where a missing
+// capacity comes from, and that the broker of a removed user must be told.
 package roomadmin
 
 import (
@@ -18,10 +18,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/internal/room/dispatch"
 	"github.com/bulkaction/bulkaction/internal/room/entrytoken"
-	"github.com/bulkaction/bulkaction/internal/room/seats"
-	"github.com/bulkaction/bulkaction/internal/room/settings"
 	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
@@ -30,11 +27,10 @@ import (
 type Config struct {
 	Rooms     *waitingroom.Rooms
 	Space     keyspace.Space
-	Rules     settings.Rules
-	PublicURL string // of the brokers; "": unknown
-	Publisher *dispatch.Publisher
+	Rules     Rules
+	PublicURL string           // of the brokers; "": unknown
 	Tokens    *entrytoken.Keys // nil: this process has no token keys
-	Seats     *seats.Client    // nil: there is no seat service
+	Seats     *SeatService     // nil: there is no seat service
 	Log       *slog.Logger
 	// Ended is called to count users who completed or were removed: counter is
 	// telemetry.RoomCompleted or telemetry.RoomLeft. nil: nothing is counted.
@@ -71,7 +67,7 @@ func (a *Admin) CheckRecalibration(to api.Recalibration) []api.FieldError {
 func (a *Admin) SetEvent(
 	ctx context.Context, event string, set api.EventSettings, rev int64,
 ) (v api.RoomEvent, err error) {
-	if err := invalid(a.CheckSettings(set)); err != nil {
+	if err := invalid(a.CheckSettings(set)...); err != nil {
 		return v, err
 	}
 	to := a.cfg.Rules.Fill(set)
@@ -119,10 +115,8 @@ func (a *Admin) fillCapacity(ctx context.Context, event string, to *waitingroom.
 	case err == nil:
 		to.Capacity, to.SeatsPending = n, false
 		return nil
-	case errors.Is(err, seats.ErrUnknown):
-		return invalid([]api.FieldError{{
-			Field: "capacity", Problem: "is required: the seat service does not know this event",
-		}})
+	case errors.Is(err, waitingroom.ErrUnknown):
+		return invalid(api.FieldError{Field: "capacity", Problem: "is required: the seat service does not know this event"})
 	}
 	a.cfg.Log.Warn("the seat service gave no capacity", "event", event, "error", err)
 	switch now, err := a.snapshot(ctx, event); {
@@ -140,7 +134,7 @@ func (a *Admin) Event(ctx context.Context, event string) (api.RoomEvent, error) 
 	if err != nil {
 		return api.RoomEvent{}, err
 	}
-	return settings.View(s), nil
+	return View(s), nil
 }
 
 func (a *Admin) snapshot(ctx context.Context, event string) (waitingroom.Snapshot, error) {
@@ -188,7 +182,7 @@ func (a *Admin) Events(ctx context.Context, cursor string, limit int) (l api.Roo
 			return l, apiError("list", "", err)
 		}
 		for _, s := range found {
-			l.Events = append(l.Events, settings.View(s))
+			l.Events = append(l.Events, View(s))
 		}
 		names = names[n:]
 	}
@@ -217,7 +211,7 @@ func (a *Admin) SetMode(ctx context.Context, event, mode string) (v api.RoomEven
 func (a *Admin) Recalibrate(
 	ctx context.Context, event string, to api.Recalibration,
 ) (v api.RoomEvent, err error) {
-	if err := invalid(a.CheckRecalibration(to)); err != nil {
+	if err := invalid(a.CheckRecalibration(to)...); err != nil {
 		return v, err
 	}
 	if _, err := a.snapshot(ctx, event); err != nil {
@@ -226,10 +220,10 @@ func (a *Admin) Recalibrate(
 	if to.FromSeats {
 		n, err := a.cfg.Seats.Seats(ctx, event)
 		switch {
-		case errors.Is(err, seats.ErrUnknown):
-			return v, invalid([]api.FieldError{{
+		case errors.Is(err, waitingroom.ErrUnknown):
+			return v, invalid(api.FieldError{
 				Field: "from_seats", Problem: "gives no capacity: the seat service does not know this event",
-			}})
+			})
 		case err != nil:
 			return v, fmt.Errorf("%w: %w", api.ErrUpstream, err)
 		}
@@ -304,8 +298,8 @@ func (a *Admin) RemoveUser(ctx context.Context, event, user string) (bool, error
 	if removed {
 		a.cfg.Ended(telemetry.RoomLeft, event, 1)
 	}
-	m := dispatch.Removed{Event: event, User: user, Conn: conn, Reason: dispatch.ReasonRemoved}
-	if err := a.cfg.Publisher.Removed(ctx, m); err != nil {
+	m := waitingroom.StreamEnd{Event: event, User: user, Conn: conn, Reason: "removed"}
+	if err := a.cfg.Rooms.SendEnd(ctx, m); err != nil {
 		// Only log this error: the user is removed, and the broker learns it a second later from
 		// the stream moves, or when the token expires.
 		a.cfg.Log.Warn("a broker was not told of a removed user", "event", event, "error", err)
@@ -314,7 +308,7 @@ func (a *Admin) RemoveUser(ctx context.Context, event, user string) (bool, error
 }
 
 // invalid returns the error for bad fields, or nil.
-func invalid(bad []api.FieldError) error {
+func invalid(bad ...api.FieldError) error {
 	if len(bad) == 0 {
 		return nil
 	}

@@ -19,11 +19,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/internal/room/dispatch"
 	"github.com/bulkaction/bulkaction/internal/room/entrytoken"
 	"github.com/bulkaction/bulkaction/internal/room/roomadmin"
-	"github.com/bulkaction/bulkaction/internal/room/seats"
-	"github.com/bulkaction/bulkaction/internal/room/settings"
 	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
@@ -71,13 +68,11 @@ func worldAt(t *testing.T, url, prefix string) *world {
 	t.Cleanup(func() { require.NoError(t, conn.Close()) })
 	space, err := keyspace.New(prefix, 4)
 	require.NoError(t, err)
-	publisher, err := dispatch.NewPublisher(conn, space)
-	require.NoError(t, err)
 	w := &world{T: t, conn: conn, space: space, keys: newKeys(t)}
-	w.rooms = waitingroom.New(conn, space, func(string, time.Duration, error) {})
+	w.rooms = waitingroom.New(conn, space, nil)
 	w.cfg = roomadmin.Config{
-		Rooms: w.rooms, Space: space, Publisher: publisher, Tokens: w.keys, Log: slog.New(slog.DiscardHandler),
-		Rules: settings.Rules{Defaults: settings.Standard()},
+		Rooms: w.rooms, Space: space, Tokens: w.keys, Log: slog.New(slog.DiscardHandler),
+		Rules: roomadmin.Rules{Defaults: roomadmin.Standard()},
 	}
 	w.Admin = roomadmin.New(w.cfg)
 	return w
@@ -109,14 +104,14 @@ func (w *world) withSeats(answer *atomic.Pointer[string]) {
 		}
 	}))
 	w.Cleanup(s.Close)
-	client, err := seats.New(s.URL+"/seats/{event}", patience)
+	client, err := roomadmin.NewSeatService(s.URL+"/seats/{event}", patience)
 	require.NoError(w, err)
 	w.Cleanup(client.Close)
 	w.cfg.Seats = client
 	w.Admin = roomadmin.New(w.cfg)
 }
 
-// declare creates the event, or sets its settings.
+// declare creates the event, or sets its roomadmin.
 func (w *world) declare(set api.EventSettings) api.RoomEvent {
 	w.Helper()
 	v, err := w.SetEvent(w.Context(), event, set, 0)
@@ -158,6 +153,7 @@ func (w *world) dispatched() (all []string) {
 	entries, err := w.conn.Cmd.XRange(w.Context(), stream, "-", "+").Result()
 	require.NoError(w, err)
 	for _, e := range entries {
+		require.NotEmpty(w, e.Values["id"])
 		all = append(all, fmt.Sprint(e.Values["type"], " ", e.Values["data"]))
 	}
 	if len(all) > 0 {

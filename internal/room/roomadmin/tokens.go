@@ -104,9 +104,7 @@ func (a *Admin) open(token string) (entrytoken.Claims, error) {
 	}
 	c, err := a.cfg.Tokens.Verify(token)
 	if err != nil || !api.ValidID(c.Event) || !api.ValidID(c.User) {
-		return entrytoken.Claims{}, invalid([]api.FieldError{{
-			Field: "token", Problem: "is not an entry token of this installation",
-		}})
+		return entrytoken.Claims{}, invalid(api.FieldError{Field: "token", Problem: "is not an entry token of this installation"})
 	}
 	return c, nil
 }

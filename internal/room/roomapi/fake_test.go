@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -145,6 +146,7 @@ func options(room Room) Options {
 	return Options{
 		Room: room, PublicURL: "http://127.0.0.1:8090", CookieKeys: func() [][]byte { return [][]byte{[]byte("first"), []byte("second")} },
 		Heartbeat: time.Minute, WriteTimeout: 10 * time.Second, MaxConnections: 1000, MaxConnectionsPerIP: 1000, EnterRatePerIP: 1000,
+		Log: slog.New(slog.DiscardHandler), Metrics: Metrics{SlowReader: func(string) {}, Refused: func(string, string) {}},
 	}
 }
 

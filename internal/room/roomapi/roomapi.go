@@ -65,7 +65,7 @@ type Room interface {
 // Options configure the API.
 type Options struct {
 	Room Room
-	Log  *slog.Logger // nil: nothing is logged
+	Log  *slog.Logger
 
 	// PublicURL is the address under which visitors reach the API, without a slash at its end.
 	PublicURL string
@@ -88,7 +88,7 @@ type Options struct {
 	Metrics Metrics
 }
 
-// Metrics are functions that the API calls to count something. A nil function is not called.
+// Metrics are functions that the API calls to count something.
 type Metrics struct {
 	// SlowReader counts a stream that was closed because its client did not read.
 	SlowReader func(event string)
@@ -127,15 +127,6 @@ func New(o Options) *API {
 			MinRetry: shortestRetry, MaxRetry: longestRetry,
 		},
 	}
-	if a.log == nil {
-		a.log = slog.New(slog.DiscardHandler)
-	}
-	if a.metrics.SlowReader == nil {
-		a.metrics.SlowReader = func(string) {}
-	}
-	if a.metrics.Refused == nil {
-		a.metrics.Refused = func(string, string) {}
-	}
 	base, secure := "", false
 	if u, err := url.Parse(a.publicURL); err == nil { // the configuration has checked it
 		base, a.origin, secure = u.EscapedPath(), u.Scheme+"://"+u.Host, u.Scheme == "https"
@@ -143,41 +134,30 @@ func New(o Options) *API {
 	}
 	a.identity = identity{keys: o.CookieKeys, header: o.IdentityHeader, secure: secure}
 	a.page = newPage(base)
-	routes := web.Routes{}
-	for _, rt := range a.calls() {
-		routes.Add(rt.method, rt.path, rt.stream, rt.serve)
-	}
-	routes.Register(a.mux, a.fail)
+	a.routes().Register(a.mux, a.fail)
 	return a
 }
 
 // Connections returns the number of open streams.
 func (a *API) Connections() int { return a.clients.connections() }
 
-type route struct {
-	method, path string
-	serve        web.Handler
-	stream       bool
-}
-
-func (a *API) calls() []route {
+func (a *API) routes() web.Routes {
 	const event = "/events/{event}"
-	all := []route{
-		{http.MethodGet, event, a.getStatus, false},
-		{http.MethodGet, event + "/tickets/waiting", a.stream, true},
-		{http.MethodPost, event + "/ticket", a.enterTicket, false},
-		{http.MethodGet, event + "/ticket", a.getTicket, false},
-		{http.MethodDelete, event + "/ticket", a.leave, false},
-		{http.MethodPost, event + "/ticket/leave", a.leave, false},
-		{http.MethodPost, event + "/ticket/token", a.token, false},
-		{http.MethodGet, event + "/wait", a.wait, false},
-		{http.MethodGet, "/.well-known/jwks.json", a.jwks, false},
-		{http.MethodGet, "/openapi.yaml", getOpenAPI, false},
-	}
+	t := web.Routes{}
+	t.Add(http.MethodGet, event, false, a.getStatus)
+	t.Add(http.MethodGet, event+"/tickets/waiting", true, a.stream)
+	t.Add(http.MethodPost, event+"/ticket", false, a.enterTicket)
+	t.Add(http.MethodGet, event+"/ticket", false, a.getTicket)
+	t.Add(http.MethodDelete, event+"/ticket", false, a.leave)
+	t.Add(http.MethodPost, event+"/ticket/leave", false, a.leave)
+	t.Add(http.MethodPost, event+"/ticket/token", false, a.token)
+	t.Add(http.MethodGet, event+"/wait", false, a.wait)
+	t.Add(http.MethodGet, "/.well-known/jwks.json", false, a.jwks)
+	t.Add(http.MethodGet, "/openapi.yaml", false, getOpenAPI)
 	for path, file := range a.page.assets {
-		all = append(all, route{http.MethodGet, path, file.serve, false})
+		t.Add(http.MethodGet, path, false, file.serve)
 	}
-	return all
+	return t
 }
 
 // ServeHTTP serves one request.

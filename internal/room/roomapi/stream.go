@@ -1,8 +1,6 @@
 package roomapi
 
 import (
-	"encoding/json"
-	"fmt"
 	"math"
 	"strconv"
 	"sync"
@@ -75,9 +73,8 @@ const (
 type stateFrame struct{ state, mode string }
 
 type entryFrame struct {
-	token     string
-	expiresAt time.Time
-	returnURL string
+	api.EntryToken
+	ReturnURL string `json:"return_url"`
 }
 
 // NewStream returns an empty stream.
@@ -117,7 +114,8 @@ func (s *Stream) Admitted(t api.EntryToken, returnURL string) {
 	defer s.mu.Unlock()
 	s.admitted = true
 	s.pending &^= kindPosition
-	s.entry = entryFrame{t.Token, t.ExpiresAt, returnURL}
+	t.ExpiresAt = t.ExpiresAt.UTC()
+	s.entry = entryFrame{t, returnURL}
 	s.add(kindAdmitted)
 }
 
@@ -215,15 +213,8 @@ func roundETA(seconds float64) float64 {
 }
 
 func appendAdmitted(b []byte, f entryFrame) []byte {
-	data, err := json.Marshal(struct {
-		api.EntryToken
-		ReturnURL string `json:"return_url"`
-	}{api.EntryToken{Token: f.token, ExpiresAt: f.expiresAt.UTC()}, f.returnURL})
-	if err != nil {
-		panic(fmt.Errorf("encode admitted: %w", err)) // a bug: strings and a time can be encoded
-	}
 	b = append(b, "event: admitted\ndata: "...)
-	b = append(b, data...)
+	b = append(b, web.Encode(f)...)
 	return append(b, "\n\n"...)
 }
 

@@ -8,7 +8,6 @@ import (
 
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/lua"
 )
 
 // The names of the laws of events. The scripts keep the laws; a violation means that another
@@ -28,9 +27,6 @@ type Finding struct {
 	Key    string // recognizes the finding in the next audit
 	Count  int64  // of the findings that Detail sums up; 0: it is one
 }
-
-var auditScript = call.NewScript("audit_room",
-	lua.Source("parts/base", "parts/limiters", "parts/signals", "parts/room", "room/audit_room"))
 
 // mostFindings is the most findings of one law in one event that Audit returns one by one. One more
 // finding says how many others there are.

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
@@ -68,7 +67,7 @@ func newBenched(b *testing.B) *benched {
 	b.Cleanup(func() { require.NoError(b, conn.Close()) })
 	space, err := keyspace.New("b:", 1)
 	require.NoError(b, err)
-	w := &benched{b, waitingroom.New(conn, space, func(string, time.Duration, error) {}), conn.Cmd, 0}
+	w := &benched{b, waitingroom.New(conn, space, nil), conn.Cmd, 0}
 	_, err = w.Declare(b.Context(), event, defaults(0), waitingroom.DeclareOptions{})
 	require.NoError(b, err)
 	return w

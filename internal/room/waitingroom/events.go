@@ -93,13 +93,7 @@ func (r *Rooms) declare(ctx context.Context, event, how string, rev int64, field
 // fields returns the settings as fields and values of the event's hash. The value "" removes the
 // field. An empty Mode is left out: the event keeps its mode.
 func (s Settings) fields() []any {
-	optional := func(v int64, there bool) any {
-		if !there {
-			return ""
-		}
-		return v
-	}
-	stock, seats, rate := int64(0), "", ""
+	var stock, seats, rate, burst any = "", "", "", ""
 	if s.Stock != nil {
 		stock = *s.Stock
 	}
@@ -107,11 +101,11 @@ func (s Settings) fields() []any {
 		seats = "1"
 	}
 	if s.Rate > 0 {
-		rate = strconv.FormatFloat(s.Rate, 'f', -1, 64)
+		rate, burst = strconv.FormatFloat(s.Rate, 'f', -1, 64), s.Burst
 	}
 	fields := []any{
-		"capacity", s.Capacity, "stock", optional(stock, s.Stock != nil), "rate", rate,
-		"burst", optional(s.Burst, s.Rate > 0), "max_waiting", s.MaxWaiting,
+		"capacity", s.Capacity, "stock", stock, "rate", rate,
+		"burst", burst, "max_waiting", s.MaxWaiting,
 		"token_ttl", s.TokenTTL.Milliseconds(), "leeway", s.Leeway.Milliseconds(),
 		"max_session", s.MaxSession.Milliseconds(), "ready", s.Ready.Milliseconds(),
 		"grace", s.Grace.Milliseconds(), "on_close", s.OnClose, "no_show", s.NoShow,

@@ -408,7 +408,7 @@ func newWorld(t *testing.T, url, prefix string) *world {
 	t.Cleanup(func() { require.NoError(t, conn.Close()) })
 	space, err := keyspace.New(prefix, 1)
 	require.NoError(t, err)
-	return &world{T: t, Rooms: waitingroom.New(conn, space, func(string, time.Duration, error) {}), rdb: conn.Cmd, space: space, p: space.Partition(0)}
+	return &world{T: t, Rooms: waitingroom.New(conn, space, nil), rdb: conn.Cmd, space: space, p: space.Partition(0)}
 }
 
 // event is the id of the event of the tests.

@@ -119,16 +119,9 @@ func (r *Rooms) Renew(ctx context.Context, event, user, fence string) (Claim, er
 // Verify returns whether a token is valid now: the code InProgress with the expiry after its latest
 // renewal, or None. It changes nothing.
 func (r *Rooms) Verify(ctx context.Context, event, user, fence string) (Claim, error) {
-	p := r.space.OfEvent(event)
-	pipe := r.rdb.Pipeline()
-	record, now := pipe.HMGet(ctx, p.RoomUsers(event), user), pipe.Time(ctx)
-	if _, err := pipe.Exec(ctx); err != nil {
-		return Claim{}, fmt.Errorf("partition %d: read the record of a user: %w", p.Index(), err)
-	}
-	text, _ := record.Val()[0].(string)
-	rec, ok := parseRecord(text)
-	if !ok || rec.letter != 'P' || rec.fence != fence || !rec.expires.After(now.Val()) {
-		return Claim{Code: None}, nil
+	rec, now, err := r.record(ctx, event, user)
+	if err != nil || rec.letter != 'P' || rec.fence != fence || !rec.expires.After(now) {
+		return Claim{Code: None}, err
 	}
 	return Claim{Code: InProgress, Fence: fence, Expires: rec.expires}, nil
 }
@@ -136,17 +129,21 @@ func (r *Rooms) Verify(ctx context.Context, event, user, fence string) (Claim, e
 // State returns the code of a user's state: Entered (waiting), Away, Ready (holds a slot),
 // InProgress (has a token) or None (no record). It changes nothing.
 func (r *Rooms) State(ctx context.Context, event, user string) (Code, error) {
+	rec, _, err := r.record(ctx, event, user)
+	return map[byte]Code{0: None, 'W': Entered, 'A': Away, 'R': Ready, 'P': InProgress}[rec.letter], err
+}
+
+// record reads a user's record, and Redis's time. Without a readable record, it is empty.
+func (r *Rooms) record(ctx context.Context, event, user string) (rec record, now time.Time, err error) {
 	p := r.space.OfEvent(event)
-	record, err := r.rdb.HMGet(ctx, p.RoomUsers(event), user).Result()
-	if err != nil {
-		return "", fmt.Errorf("partition %d: read the record of a user: %w", p.Index(), err)
+	pipe := r.rdb.Pipeline()
+	fields, clock := pipe.HMGet(ctx, p.RoomUsers(event), user), pipe.Time(ctx)
+	if _, err := pipe.Exec(ctx); err != nil {
+		return record{}, now, fmt.Errorf("partition %d: read the record of a user: %w", p.Index(), err)
 	}
-	text, _ := record[0].(string)
-	rec, ok := parseRecord(text)
-	if !ok {
-		return None, nil
-	}
-	return map[byte]Code{'W': Entered, 'A': Away, 'R': Ready, 'P': InProgress}[rec.letter], nil
+	text, _ := fields.Val()[0].(string)
+	rec, _ = parseRecord(text)
+	return rec, clock.Val(), nil
 }
 
 // Complete removes a user who has a token, because the protected service is done with the user, and

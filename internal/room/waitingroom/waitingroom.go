@@ -37,17 +37,17 @@ type Rooms struct {
 	rdb      redis.UniversalClient
 	blocking redis.UniversalClient // for reads that wait
 	space    keyspace.Space
-	observe  func(script string, took time.Duration, err error)
+	observe  func(script string, took time.Duration)
 }
 
-// New returns the Rooms of a key space. observe is called after each script with the script's name,
-// duration and error.
-func New(conn *redisx.Conn, space keyspace.Space, observe func(script string, took time.Duration, err error)) *Rooms {
+// New returns the Rooms of a key space. observe is called after each script with the script's name
+// and duration; nil: nothing is called.
+func New(conn *redisx.Conn, space keyspace.Space, observe func(script string, took time.Duration)) *Rooms {
 	return &Rooms{rdb: conn.Cmd, blocking: conn.Block, space: space, observe: observe}
 }
 
 // Settings are the settings of an event with all defaults filled in. Package
-// internal/room/settings has their bounds and defaults.
+// internal/room/roomadmin has their bounds and defaults.
 type Settings struct {
 	Capacity     int64
 	Stock        *int64  // seats to sell in all; nil: no stock
@@ -160,36 +160,34 @@ type Snapshot struct {
 
 // The Lua scripts of the package. The header of each Lua file describes its arguments and replies.
 var (
-	declareScript = call.NewScript("declare_room",
-		lua.Source("parts/base", "parts/limiters", "parts/signals", "parts/room", "room/declare_room"))
-	enterScript = call.NewScript("enter",
-		lua.Source("parts/base", "parts/limiters", "parts/signals", "parts/room", "room/enter"))
-	disconnectScript = call.NewScript("disconnect",
-		lua.Source("parts/base", "parts/limiters", "parts/signals", "parts/room", "room/disconnect"))
-	leaveScript = call.NewScript("leave",
-		lua.Source("parts/base", "parts/limiters", "parts/signals", "parts/room", "room/leave"))
-	promoteScript = call.NewScript("promote_users",
-		lua.Source("parts/base", "parts/limiters", "parts/signals", "parts/room", "room/promote_users"))
-	claimScript = call.NewScript("claim",
-		lua.Source("parts/base", "parts/limiters", "parts/signals", "parts/room", "room/claim"))
-	renewScript = call.NewScript("renew_token",
-		lua.Source("parts/base", "parts/limiters", "parts/signals", "parts/room", "room/renew_token"))
-	completeScript = call.NewScript("complete",
-		lua.Source("parts/base", "parts/limiters", "parts/signals", "parts/room", "room/complete"))
-	expireScript = call.NewScript("expire_users",
-		lua.Source("parts/base", "parts/limiters", "parts/signals", "parts/room", "room/expire_users"))
-	sweepScript = call.NewScript("sweep_room",
-		lua.Source("parts/base", "parts/limiters", "parts/signals", "parts/room", "room/sweep_room"))
-	forgetScript = call.NewScript("forget",
-		lua.Source("parts/base", "parts/limiters", "parts/signals", "parts/room", "room/forget"))
-	snapshotScript = call.NewScript("snapshot", lua.Source("parts/base", "room/snapshot"))
+	declareScript    = script("declare_room")
+	enterScript      = script("enter")
+	disconnectScript = script("disconnect")
+	leaveScript      = script("leave")
+	promoteScript    = script("promote_users")
+	claimScript      = script("claim")
+	renewScript      = script("renew_token")
+	completeScript   = script("complete")
+	expireScript     = script("expire_users")
+	sweepScript      = script("sweep_room")
+	forgetScript     = script("forget")
+	auditScript      = script("audit_room")
+	snapshotScript   = call.NewScript("snapshot", lua.Source("parts/base", "room/snapshot"))
 )
+
+// script returns the script room/name of package lua.
+func script(name string) *call.Script {
+	source := lua.Source("parts/base", "parts/limiters", "parts/signals", "parts/room", "room/"+name)
+	return call.NewScript(name, source)
+}
 
 // run executes a script on a partition.
 func (r *Rooms) run(ctx context.Context, s *call.Script, p keyspace.Partition, args ...any) *call.Reply {
 	began := time.Now()
 	reply, err := s.Run(ctx, r.rdb, p.Keys(), args)
-	r.observe(s.Name(), time.Since(began), err)
+	if r.observe != nil {
+		r.observe(s.Name(), time.Since(began))
+	}
 	if err != nil {
 		return call.Failed(fmt.Errorf("partition %d: %w", p.Index(), err))
 	}

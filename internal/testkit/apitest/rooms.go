@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/room/settings"
+	"github.com/bulkaction/bulkaction/internal/room/roomadmin"
 	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
 )
 
@@ -14,7 +14,7 @@ import (
 // the settings of the last SetEvent, which every event then has. It checks settings by the real
 // rules.
 type Rooms struct {
-	settings.Rules
+	roomadmin.Rules
 	Err   error // returned by every call
 	Calls []string
 	Set   api.EventSettings
@@ -22,7 +22,7 @@ type Rooms struct {
 
 // NewRooms returns a waiting room for links to shop.example.
 func NewRooms() *Rooms {
-	return &Rooms{Rules: settings.Rules{Defaults: settings.Standard(), ReturnHosts: []string{"shop.example"}}}
+	return &Rooms{Rules: roomadmin.Rules{Defaults: roomadmin.Standard(), ReturnHosts: []string{"shop.example"}}}
 }
 
 func (f *Rooms) CheckSettings(set api.EventSettings) []api.FieldError { return f.Check(set) }
@@ -36,7 +36,7 @@ func (f *Rooms) view(event string) api.RoomEvent {
 	s := f.Fill(f.Set)
 	s.Mode = "open"
 	used := int64(5)
-	return settings.View(waitingroom.Snapshot{Event: event, Rev: 7, Settings: s, Waiting: 2, Used: used, Tail: 9})
+	return roomadmin.View(waitingroom.Snapshot{Event: event, Rev: 7, Settings: s, Waiting: 2, Used: used, Tail: 9})
 }
 
 func (f *Rooms) SetEvent(_ context.Context, event string, set api.EventSettings, rev int64) (api.RoomEvent, error) {

@@ -1,7 +1,4 @@
-// Package seats asks a seat service, over HTTP, how many seats an event has. It hides the form of
-// the call, and protects the caller from a service that is slow or sends too much. The service's
-// address may be a private one, because only the operator configures it.
-package seats
+package roomadmin
 
 import (
 	"context"
@@ -14,47 +11,46 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
 )
 
 const (
 	placeholder = "{event}"
-	maxSeats    = 10_000_000 // the largest capacity of an event
-	maxAnswer   = 64 << 10   // bytes
-	maxConns    = 16         // connections to the service at once
+	maxAnswer   = 64 << 10 // bytes
+	maxConns    = 16       // connections to the service at once
 )
 
-var (
-	// ErrUnknown means that the service does not know the event: it answered 404 or 410.
-	ErrUnknown = errors.New("the seat service does not know the event")
-	// ErrNoAnswer means that the service gave no usable answer. A later call may succeed.
-	ErrNoAnswer = errors.New("the seat service gave no usable answer")
-)
+// errNoAnswer means that the service gave no usable answer. A later call may succeed.
+var errNoAnswer = errors.New("the seat service gave no usable answer")
 
-// Client asks a seat service. It may be used by several goroutines.
-type Client struct {
+// SeatService asks a seat service, over HTTP, how many seats an event has. It protects the caller
+// from a service that is slow or sends too much. The service's address may be a private one,
+// because only the operator configures it. Several goroutines may use it.
+type SeatService struct {
 	template string
 	timeout  time.Duration
 	http     *http.Client
 }
 
-// New returns a client for the service at template, a URL that contains {event} in its path or
+// NewSeatService returns the service at template, a URL that contains {event} in its path or
 // query, such as http://127.0.0.1:9000/events/{event}/seats. A call takes at most timeout.
-func New(template string, timeout time.Duration) (*Client, error) {
-	if err := CheckTemplate(template); err != nil {
+func NewSeatService(template string, timeout time.Duration) (*SeatService, error) {
+	if err := checkTemplate(template); err != nil {
 		return nil, err
 	}
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.MaxConnsPerHost = maxConns
 	transport.MaxResponseHeaderBytes = maxAnswer
-	return &Client{template: template, timeout: timeout, http: &http.Client{
+	return &SeatService{template: template, timeout: timeout, http: &http.Client{
 		Transport:     transport,
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}}, nil
 }
 
-// CheckTemplate returns an error unless template is a URL as New needs it. The error does not show
+// checkTemplate returns an error unless template is a URL as NewSeatService needs it. The error does not show
 // the URL, which may contain a password.
-func CheckTemplate(template string) error {
+func checkTemplate(template string) error {
 	u, err := url.Parse(strings.ReplaceAll(template, placeholder, "e"))
 	_, rest, _ := strings.Cut(template, "://")
 	path := strings.IndexAny(rest, "/?#") // the name and the port of the host end here
@@ -69,9 +65,10 @@ func CheckTemplate(template string) error {
 	return nil
 }
 
-// Seats asks for the number of seats of an event. Its errors wrap ErrUnknown or ErrNoAnswer, and do
-// not show the service's URL.
-func (c *Client) Seats(ctx context.Context, event string) (int64, error) {
+// Seats asks for the number of seats of an event. An error that wraps waitingroom.ErrUnknown
+// means that the service does not know the event: it answered 404 or 410. Errors do not show the
+// service's URL.
+func (c *SeatService) Seats(ctx context.Context, event string) (int64, error) {
 	n, err := c.ask(ctx, event)
 	if err != nil {
 		return 0, fmt.Errorf("ask for the seats of event %s: %w", event, err)
@@ -80,9 +77,9 @@ func (c *Client) Seats(ctx context.Context, event string) (int64, error) {
 }
 
 // Close closes the connections that are not in use.
-func (c *Client) Close() { c.http.CloseIdleConnections() }
+func (c *SeatService) Close() { c.http.CloseIdleConnections() }
 
-func (c *Client) ask(ctx context.Context, event string) (int64, error) {
+func (c *SeatService) ask(ctx context.Context, event string) (int64, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
 	// The id needs no escape: ids of events have only characters that may stand in a path or a
@@ -90,7 +87,7 @@ func (c *Client) ask(ctx context.Context, event string) (int64, error) {
 	target := strings.ReplaceAll(c.template, placeholder, event)
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, target, http.NoBody)
 	if err != nil {
-		return 0, fmt.Errorf("%w: %w", ErrNoAnswer, withoutURL(err))
+		return 0, fmt.Errorf("%w: %w", errNoAnswer, withoutURL(err))
 	}
 	r.Header.Set("Accept", "application/json")
 	resp, err := c.http.Do(r)
@@ -101,26 +98,26 @@ func (c *Client) ask(ctx context.Context, event string) (int64, error) {
 	switch resp.StatusCode {
 	case http.StatusOK:
 	case http.StatusNotFound, http.StatusGone:
-		return 0, fmt.Errorf("%w: status %d", ErrUnknown, resp.StatusCode)
+		return 0, fmt.Errorf("the seat service does not know it (status %d): %w", resp.StatusCode, waitingroom.ErrUnknown)
 	default:
-		return 0, fmt.Errorf("%w: status %d", ErrNoAnswer, resp.StatusCode)
+		return 0, fmt.Errorf("%w: status %d", errNoAnswer, resp.StatusCode)
 	}
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
 	switch {
 	case err != nil:
 		return 0, c.noAnswer(ctx, err)
 	case len(body) > maxAnswer:
-		return 0, fmt.Errorf("%w: it has more than %d bytes", ErrNoAnswer, maxAnswer)
+		return 0, fmt.Errorf("%w: it has more than %d bytes", errNoAnswer, maxAnswer)
 	}
 	return parse(body)
 }
 
-// noAnswer returns an ErrNoAnswer for a call that failed in the network or by its timeout.
-func (c *Client) noAnswer(ctx context.Context, err error) error {
+// noAnswer returns an errNoAnswer for a call that failed in the network or by its timeout.
+func (c *SeatService) noAnswer(ctx context.Context, err error) error {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return fmt.Errorf("%w: nothing came within %s", ErrNoAnswer, c.timeout)
+		return fmt.Errorf("%w: nothing came within %s", errNoAnswer, c.timeout)
 	}
-	return fmt.Errorf("%w: %w", ErrNoAnswer, withoutURL(err))
+	return fmt.Errorf("%w: %w", errNoAnswer, withoutURL(err))
 }
 
 // parse reads the answer {"seats": n}; other fields are ignored. It parses the number from its
@@ -130,11 +127,11 @@ func parse(body []byte) (int64, error) {
 		Seats json.RawMessage `json:"seats"`
 	}
 	if err := json.Unmarshal(body, &answer); err != nil {
-		return 0, fmt.Errorf(`%w: it is not {"seats": n}`, ErrNoAnswer)
+		return 0, fmt.Errorf(`%w: it is not {"seats": n}`, errNoAnswer)
 	}
 	n, err := strconv.ParseInt(string(answer.Seats), 10, 64)
-	if err != nil || n < 0 || n > maxSeats {
-		return 0, fmt.Errorf("%w: seats must be a whole number from 0 to 10,000,000", ErrNoAnswer)
+	if err != nil || n < 0 || n > maxCapacity {
+		return 0, fmt.Errorf("%w: seats must be a whole number from 0 to 10,000,000", errNoAnswer)
 	}
 	return n, nil
 }

@@ -1,4 +1,4 @@
-package settings
+package roomadmin
 
 import (
 	"encoding/json"

@@ -1,6 +1,4 @@
-// Package settings checks the settings of events of the waiting room, and fills in the defaults of
-// missing ones. It is the one place that knows their bounds.
-package settings
+package roomadmin
 
 import (
 	"cmp"
@@ -17,19 +15,12 @@ import (
 
 // Bounds of the settings that are numbers, and of the length of return_url.
 const (
-	MaxCapacity = 10_000_000 // also of stock
+	maxCapacity = 10_000_000 // also of stock
 	maxWaiting  = 100_000_000
 	maxBurst    = 1_000_000
 	minRate     = 0.001
 	maxRate     = 1_000_000
 	maxURL      = 2048 // bytes
-)
-
-// Values of on_close and no_show.
-const (
-	Keep    = "keep"
-	Wait    = "wait"
-	Release = "release"
 )
 
 // Standard returns the defaults of an installation whose variables BROKER_* are not set.
@@ -41,8 +32,8 @@ func Standard() waitingroom.Settings {
 		MaxSession: 15 * time.Minute,
 		Ready:      30 * time.Second,
 		Grace:      time.Minute,
-		OnClose:    Keep,
-		NoShow:     Wait,
+		OnClose:    "keep",
+		NoShow:     "wait",
 		Retention:  24 * time.Hour,
 	}
 }
@@ -58,39 +49,6 @@ type Rules struct {
 	ReturnHosts []string
 	// Seats says that a seat service is configured: then settings may omit the capacity.
 	Seats bool
-}
-
-// durations lists the settings that are a length of time, with their bounds.
-var durations = []struct {
-	name     string
-	of       func(*api.EventSettings) *api.Duration
-	min, max time.Duration
-	rule     string
-}{
-	{
-		"token_ttl", func(s *api.EventSettings) *api.Duration { return s.TokenTTL },
-		time.Second, 24 * time.Hour, "1s to 24h",
-	},
-	{
-		"leeway", func(s *api.EventSettings) *api.Duration { return s.Leeway },
-		0, 5 * time.Minute, "0s to 5m",
-	},
-	{
-		"max_session", func(s *api.EventSettings) *api.Duration { return s.MaxSession },
-		0, 720 * time.Hour, "0s (no limit) to 720h",
-	},
-	{
-		"ready", func(s *api.EventSettings) *api.Duration { return s.Ready },
-		100 * time.Millisecond, 24 * time.Hour, "100ms to 24h",
-	},
-	{
-		"grace", func(s *api.EventSettings) *api.Duration { return s.Grace },
-		0, 24 * time.Hour, "0s (the place ends with the stream) to 24h",
-	},
-	{
-		"retention", func(s *api.EventSettings) *api.Duration { return s.Retention },
-		0, 8760 * time.Hour, "0s to 8760h",
-	},
 }
 
 // Check returns one error for each bad field of an event's settings, always in the same order; nil
@@ -117,20 +75,29 @@ func (r Rules) Check(set api.EventSettings) []api.FieldError {
 	if n := set.MaxWaiting; n != nil && (*n < 0 || *n > maxWaiting) {
 		c.add("max_waiting", "must be a whole number from 0 to 100,000,000")
 	}
-	for _, d := range durations {
-		v := d.of(&set)
-		if v == nil {
-			continue
-		}
-		switch got := time.Duration(*v); {
+	for _, d := range []struct {
+		name     string
+		v        *api.Duration
+		min, max time.Duration
+		rule     string
+	}{
+		{"token_ttl", set.TokenTTL, time.Second, 24 * time.Hour, "1s to 24h"},
+		{"leeway", set.Leeway, 0, 5 * time.Minute, "0s to 5m"},
+		{"max_session", set.MaxSession, 0, 720 * time.Hour, "0s (no limit) to 720h"},
+		{"ready", set.Ready, 100 * time.Millisecond, 24 * time.Hour, "100ms to 24h"},
+		{"grace", set.Grace, 0, 24 * time.Hour, "0s (the place ends with the stream) to 24h"},
+		{"retention", set.Retention, 0, 8760 * time.Hour, "0s to 8760h"},
+	} {
+		switch got := time.Duration(orDefault(d.v, 0)); {
+		case d.v == nil:
 		case got < d.min || got > d.max:
 			c.add(d.name, "must be "+d.rule)
 		case got%time.Millisecond != 0:
 			c.add(d.name, "must be whole milliseconds")
 		}
 	}
-	c.oneOf("on_close", set.OnClose, Keep, Release)
-	c.oneOf("no_show", set.NoShow, Wait, Release)
+	c.oneOf("on_close", set.OnClose, "keep", "release")
+	c.oneOf("no_show", set.NoShow, "wait", "release")
 	c.oneOf("mode", set.Mode, api.ModeOpen, api.ModePaused, api.ModeClosed, api.ModeSoldOut)
 	if set.ReturnURL != "" {
 		if problem := r.checkURL(set.ReturnURL); problem != "" {
@@ -167,7 +134,7 @@ func (c *checks) add(field, problem string) {
 }
 
 func (c *checks) count(field string, n *int64) {
-	if n != nil && (*n < 0 || *n > MaxCapacity) {
+	if n != nil && (*n < 0 || *n > maxCapacity) {
 		c.add(field, "must be a whole number from 0 to 10,000,000")
 	}
 }
@@ -190,7 +157,7 @@ func (r Rules) checkURL(text string) string {
 	if err != nil || u.Hostname() == "" || u.Opaque != "" || u.User != nil || strings.ContainsAny(text, "\\ \t\r\n") {
 		return "must be an address such as https://shop.example/buy, without a user name"
 	}
-	loopback := IsLoopback(u.Hostname())
+	loopback := isLoopback(u.Hostname())
 	switch {
 	case u.Scheme != "https" && (u.Scheme != "http" || !loopback):
 		return "must begin with https://; http:// is allowed to loopback addresses only"
@@ -208,8 +175,8 @@ func (r Rules) knownHost(u *url.URL) bool {
 	})
 }
 
-// IsLoopback reports whether host is localhost or a loopback address.
-func IsLoopback(host string) bool {
+// isLoopback reports whether host is localhost or a loopback address.
+func isLoopback(host string) bool {
 	if strings.EqualFold(host, "localhost") {
 		return true
 	}
@@ -245,16 +212,54 @@ func (r Rules) Fill(set api.EventSettings) waitingroom.Settings {
 	return s
 }
 
-func orDefault(n *int64, def int64) int64 {
-	if n == nil {
+func orDefault[T any](v *T, def T) T {
+	if v == nil {
 		return def
 	}
-	return *n
+	return *v
 }
 
 func orDuration(d *api.Duration, def time.Duration) time.Duration {
-	if d == nil {
-		return def
+	return time.Duration(orDefault(d, api.Duration(def)))
+}
+
+// View is an event as the API shows it to operators. Its settings can be sent back unchanged. The
+// capacity is missing until the seat service has answered.
+func View(s waitingroom.Snapshot) api.RoomEvent {
+	set := s.Settings
+	v := api.RoomEvent{
+		Event: s.Event,
+		Rev:   s.Rev,
+		EventSettings: api.EventSettings{
+			Stock:      set.Stock,
+			MaxWaiting: &set.MaxWaiting,
+			TokenTTL:   new(api.Duration(set.TokenTTL)),
+			Leeway:     new(api.Duration(set.Leeway)),
+			MaxSession: new(api.Duration(set.MaxSession)),
+			Ready:      new(api.Duration(set.Ready)),
+			Grace:      new(api.Duration(set.Grace)),
+			OnClose:    set.OnClose,
+			NoShow:     set.NoShow,
+			Mode:       set.Mode,
+			ReturnURL:  set.ReturnURL,
+			Retention:  new(api.Duration(set.Retention)),
+		},
+		Slots:    api.EventSlots{Capacity: set.Capacity, Used: s.Used, Free: s.Free, Stock: s.Left},
+		Waiting:  s.Waiting,
+		Away:     s.Away,
+		Tail:     s.Tail,
+		Counters: s.Counters,
 	}
-	return time.Duration(*d)
+	if !set.SeatsPending {
+		v.Capacity = &set.Capacity
+	}
+	if set.Rate > 0 {
+		v.Rate, v.Burst = &set.Rate, set.Burst
+	}
+	limit := set.Capacity
+	if s.Left != nil {
+		limit = min(limit, *s.Left)
+	}
+	v.Over = max(0, s.Used-limit)
+	return v
 }

@@ -1,4 +1,4 @@
-package seats
+package roomadmin
 
 import (
 	"context"
@@ -10,10 +10,9 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
-)
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
+)
 
 // patience is the longest time that a client waits for an answer that must come.
 const patience = 30 * time.Second
@@ -26,9 +25,9 @@ func service(t *testing.T, answer http.HandlerFunc) *httptest.Server {
 	return s
 }
 
-func newClient(t *testing.T, template string, timeout time.Duration) *Client {
+func newClient(t *testing.T, template string, timeout time.Duration) *SeatService {
 	t.Helper()
-	c, err := New(template, timeout)
+	c, err := NewSeatService(template, timeout)
 	require.NoError(t, err)
 	t.Cleanup(c.Close)
 	return c
@@ -54,8 +53,8 @@ func TestSeatsOfAnUnknownEvent(t *testing.T) {
 	for _, status := range []int{http.StatusNotFound, http.StatusGone} {
 		s := service(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) })
 		_, err := newClient(t, s.URL+"/{event}", patience).Seats(t.Context(), "x")
-		require.ErrorIs(t, err, ErrUnknown)
-		require.NotErrorIs(t, err, ErrNoAnswer)
+		require.ErrorIs(t, err, waitingroom.ErrUnknown)
+		require.NotErrorIs(t, err, errNoAnswer)
 	}
 }
 
@@ -93,7 +92,7 @@ func TestUnusableAnswers(t *testing.T) {
 			t.Parallel()
 			s := service(t, c.answer)
 			_, err := newClient(t, strings.Replace(s.URL, "//", "//u:secret@", 1)+"/{event}", patience).Seats(t.Context(), "e")
-			require.ErrorIs(t, err, ErrNoAnswer)
+			require.ErrorIs(t, err, errNoAnswer)
 			require.ErrorContains(t, err, c.want)
 			require.ErrorContains(t, err, "event e")
 			require.NotContains(t, err.Error(), "secret")
@@ -111,19 +110,19 @@ func TestSilentServices(t *testing.T) {
 	})
 	defer close(end)
 	_, err := newClient(t, s.URL+"/{event}", time.Millisecond).Seats(t.Context(), "e")
-	require.ErrorIs(t, err, ErrNoAnswer)
+	require.ErrorIs(t, err, errNoAnswer)
 	require.ErrorContains(t, err, "nothing came within 1ms")
 
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, err = newClient(t, s.URL+"/{event}", patience).Seats(ctx, "e")
-	require.ErrorIs(t, err, ErrNoAnswer)
+	require.ErrorIs(t, err, errNoAnswer)
 	require.ErrorIs(t, err, context.Canceled)
 
 	gone := httptest.NewServer(http.NotFoundHandler())
 	gone.Close()
 	_, err = newClient(t, gone.URL+"/{event}", patience).Seats(t.Context(), "e")
-	require.ErrorIs(t, err, ErrNoAnswer)
+	require.ErrorIs(t, err, errNoAnswer)
 	require.ErrorContains(t, err, "connection refused")
 }
 
@@ -141,14 +140,14 @@ func TestTemplates(t *testing.T) {
 		"":                                   "must be an address",
 		"http://secret@[::1/{event}":         "must be an address",
 	} {
-		err := CheckTemplate(template)
+		err := checkTemplate(template)
 		if want == "" {
 			require.NoError(t, err, template)
 			continue
 		}
 		require.ErrorContains(t, err, want, template)
 		require.NotContains(t, err.Error(), "secret")
-		_, err = New(template, time.Second)
+		_, err = NewSeatService(template, time.Second)
 		require.Error(t, err)
 	}
 }
