@@ -24,9 +24,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
-	"github.com/bulkaction/bulkaction/internal/testkit/certtest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
-	"github.com/bulkaction/bulkaction/internal/testkit/tamper"
+	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 )
 
 func TestAudit(t *testing.T) {
@@ -137,7 +136,7 @@ func TestAuditRepair(t *testing.T) {
 	p := space.OfTenant("acme")
 	require.NoError(t, c.LPop(t.Context(), p.Queue("g", "T")).Err())
 	require.NoError(t, c.Set(t.Context(), space.OfGroup("gone").Owner("gone"), "acme", 0).Err())
-	tamper.SetEntered(t, c, p, "g", api.StatusRunning, time.UnixMilli(9e12))
+	stagetest.SetEntered(t, c, p, "g", api.StatusRunning, time.UnixMilli(9e12))
 
 	type answer struct {
 		audit.Report
@@ -164,7 +163,7 @@ func TestAuditRepair(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, map[string]int64{"LOST": 1}, repaired[0].FailuresByCode)
 
-	tamper.SetEntered(t, c, p, "g", api.StatusRunning, time.Time{})
+	stagetest.SetEntered(t, c, p, "g", api.StatusRunning, time.Time{})
 	require.Equal(t, run{exitOK, `{"ok":true,"groups":1,"jobs":3,"violations":[],"repairs":[]}` + "\n", ""}, console{}.exec(t.Context(), "audit", "--repair", "--json"))
 	require.Equal(t, run{exitOK, "ok: 1 groups, 3 jobs\n", ""}, console{}.exec(t.Context(), "audit"))
 }
@@ -258,9 +257,9 @@ func TestAuditCountsAll(t *testing.T) {
 // TestHTTPS: with --ca-file, --cert-file and --key-file, or BULKACTION_CA_FILE, a command calls an
 // API that speaks https. It explains each of eleven mistakes.
 func TestHTTPS(t *testing.T) {
-	ca, other := certtest.New(t), certtest.New(t)
-	server, own, wrong := ca.Issue(), ca.Issue(), ca.Issue(certtest.Name("bulk.example"))
-	serve := func(pair certtest.Pair, auth tls.ClientAuthType) string {
+	ca, other := redistest.NewAuthority(t), redistest.NewAuthority(t)
+	server, own, wrong := ca.Issue(), ca.Issue(), ca.Issue(redistest.ForName("bulk.example"))
+	serve := func(pair redistest.Pair, auth tls.ClientAuthType) string {
 		loaded, err := tls.LoadX509KeyPair(pair.CertFile, pair.KeyFile)
 		require.NoError(t, err)
 		s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -308,7 +307,7 @@ func TestHTTPS(t *testing.T) {
 // TestAuditOverTLS: audit, as a command that goes to Redis, uses the environment variables of the
 // roles for TLS and for the password.
 func TestAuditOverTLS(t *testing.T) {
-	ca := certtest.New(t)
+	ca := redistest.NewAuthority(t)
 	own := ca.Issue()
 	s := redistest.Server(t, redistest.TLS(ca), redistest.Args("--requirepass", "sesame"))
 	password := filepath.Join(t.TempDir(), "password")

@@ -20,7 +20,6 @@ import (
 	"github.com/bulkaction/bulkaction/internal/room/entrytoken"
 	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
-	"github.com/bulkaction/bulkaction/internal/testkit/userstest"
 )
 
 const (
@@ -67,7 +66,7 @@ func openOn(t *testing.T, s api.EventSettings, env map[string]string, flags ...s
 func shared(t *testing.T) (url, prefix string) {
 	t.Helper()
 	url, prefix = redistest.Shared(t)
-	return userstest.Add(t, url, acl.All, prefix, nil), prefix
+	return proctest.AddUser(t, url, acl.All, prefix, nil), prefix
 }
 
 func startDev(t *testing.T, env map[string]string, flags ...string) *proctest.Process {

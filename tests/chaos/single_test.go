@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/client/producer"
+	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redisproc"
-	"github.com/bulkaction/bulkaction/internal/testkit/userstest"
 )
 
 // setting returns the environment variables of all processes. Leases and waits are short, so that
@@ -73,7 +73,7 @@ type scene struct {
 // newWorld starts the parts of a phase on a new redis-server with an append-only file.
 func newWorld(t testing.TB, s scene) *world {
 	t.Helper()
-	server, err := redisproc.Start(t.Context(), userstest.Apply(redisproc.Options{AOF: true}, userstest.Users(t)))
+	server, err := redisproc.Start(t.Context(), proctest.Apply(redisproc.Options{AOF: true}, proctest.Users(t)))
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, server.Close()) })
 	b, err := newBreaker(server, s.lease, s.proxies)
@@ -96,7 +96,7 @@ func (w *world) start(s scene, url func(int) string, direct string, partitions i
 	w.oracle, err = newOracle(w.t.Context(), w.fleet, direct, partitions)
 	require.NoError(w.t, err)
 	w.t.Cleanup(func() { _ = w.oracle.conn.Close() })
-	stream, err := producer.New(w.t.Context(), userstest.As("producer", url(0)))
+	stream, err := producer.New(w.t.Context(), proctest.AsUser("producer", url(0)))
 	require.NoError(w.t, err)
 	w.t.Cleanup(func() { _ = stream.Close() })
 	w.producers = &producers{fleet: w.fleet, stream: stream, receipts: map[string]int{}}
@@ -137,7 +137,7 @@ func (w *world) fleetEnds(groups []*group) {
 	require.NoError(w.t, w.oracle.judge(w.t.Context(), w.phase, groups))
 	w.fleet.shutDown()
 	require.NoError(w.t, w.oracle.conn.Shards(w.t.Context(), func(_ context.Context, shard redis.UniversalClient) error {
-		userstest.RequireNoDenial(w.t, shard)
+		proctest.RequireNoDenial(w.t, shard)
 		return nil
 	}))
 	w.phase.Violations = append(w.phase.Violations, w.fleet.violations...)

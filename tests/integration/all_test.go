@@ -14,16 +14,15 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
-	"github.com/bulkaction/bulkaction/internal/testkit/userstest"
 )
 
 // TestAllRolesInOneProcess: one process has all roles, a second one only a worker. Both are listed
 // as workers, a group completes, and both processes exit with 0 after SIGTERM.
 func TestAllRolesInOneProcess(t *testing.T) {
 	t.Parallel()
-	server := redistest.Server(t, userstest.Users(t))
+	server := redistest.Server(t, proctest.Users(t))
 	env := func(user string) map[string]string {
-		return map[string]string{"BULKACTION_REDIS_URL": userstest.As(user, server.URL()), "BULKACTION_WORKER_TYPES": "NOOP"}
+		return map[string]string{"BULKACTION_REDIS_URL": proctest.AsUser(user, server.URL()), "BULKACTION_WORKER_TYPES": "NOOP"}
 	}
 	all := proctest.Start(t, "bulkaction", env("all"), "all")
 	worker := proctest.Start(t, "bulkaction", env("worker"), "worker")

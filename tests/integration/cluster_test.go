@@ -17,8 +17,8 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 	"github.com/bulkaction/bulkaction/client/producer"
 	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
-	"github.com/bulkaction/bulkaction/internal/testkit/userstest"
 )
 
 // producers submit groups for several tenants, over HTTP and through the ingest stream, until stop
@@ -49,7 +49,7 @@ func (s *system) produce(tenants, jobs int) *producers {
 	p := &producers{s: s, stop: stop, ended: map[string]int64{}}
 	s.t.Cleanup(func() { stop(); p.wait.Wait() })
 	var err error
-	p.stream, err = producer.New(ctx, userstest.As("producer", s.env["BULKACTION_REDIS_URL"]))
+	p.stream, err = producer.New(ctx, proctest.AsUser("producer", s.env["BULKACTION_REDIS_URL"]))
 	require.NoError(s.t, err)
 	s.t.Cleanup(func() { _ = p.stream.Close() })
 	overHTTP := client.NewAPI(s.url(0))
@@ -181,7 +181,7 @@ func (p *producers) awaitProgress(what string, n int) {
 // then one of its three masters is killed. All accepted groups must end with the right outcome.
 func TestCluster(t *testing.T) {
 	t.Parallel()
-	cluster := redistest.ClusterWithReplicas(t, 3, userstest.Users(t))
+	cluster := redistest.ClusterWithReplicas(t, 3, proctest.Users(t))
 	s := start(t, onURL(cluster.URL), env("PARTITIONS", "16"), env("LEASE", "2s"), env("BACKPRESSURE_GLOBAL_RPS", "0"),
 		env("BACKPRESSURE_DEFAULT_BACKOFF", "50ms"), env("CONGESTION_BASE_BACKOFF", "50ms"), env("REDIS_COMMAND_TIMEOUT", "1s"),
 		env("REDIS_WAIT_REPLICAS", "1"), binary("worker", "testworker"))

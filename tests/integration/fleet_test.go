@@ -10,7 +10,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
 	"github.com/bulkaction/bulkaction/client/producer"
-	"github.com/bulkaction/bulkaction/internal/testkit/userstest"
+	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
 )
 
 // load is a group of NOOP jobs with results to reduce, and its expected counts and aggregates. Of
@@ -83,7 +83,7 @@ func TestFleets(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := start(t, append([]option{env("BACKPRESSURE_GLOBAL_RPS", "0"), env("BACKPRESSURE_DEFAULT_BACKOFF", "50ms"), env("CONGESTION_BASE_BACKOFF", "50ms")}, opts...)...)
-			p, err := producer.New(s.ctx(), userstest.As("producer", s.redis.URL()))
+			p, err := producer.New(s.ctx(), proctest.AsUser("producer", s.redis.URL()))
 			require.NoError(t, err)
 			defer p.Close()
 			var loads []load

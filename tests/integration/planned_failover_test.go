@@ -11,8 +11,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
-	"github.com/bulkaction/bulkaction/internal/testkit/userstest"
 )
 
 // TestPlannedFailover: an administrator swaps the master and its replica while groups arrive.
@@ -30,7 +30,7 @@ func TestPlannedFailover(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			sentinels := redistest.Sentinel(t, userstest.Users(t))
+			sentinels := redistest.Sentinel(t, proctest.Users(t))
 			s := start(t, onURL(sentinels.URL), env("REDIS_WAIT_REPLICAS", c.waitReplicas),
 				replicas("fetcher", 0), replicas("dispatcher", 0), replicas("worker", 0), replicas("aggregator", 0))
 			var stop atomic.Bool

@@ -22,7 +22,6 @@ import (
 
 	"github.com/bulkaction/bulkaction/client"
 	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
-	"github.com/bulkaction/bulkaction/internal/testkit/userstest"
 )
 
 // collector is a server that receives all traces and metrics which processes export, and stores
@@ -80,7 +79,7 @@ func (c canaries) in(output string) (found []string) {
 // errors, help texts and entries of the activity log.
 func TestSecretsStayInside(t *testing.T) {
 	t.Parallel()
-	secrets := canaries{"password of Redis": userstest.Password}
+	secrets := canaries{"password of Redis": proctest.Password}
 	dir := t.TempDir()
 	file := func(name, text string) string {
 		path := filepath.Join(dir, name)
@@ -117,7 +116,7 @@ func TestSecretsStayInside(t *testing.T) {
 		return p
 	}
 	key := func(what string, flags ...string) string {
-		p := cli(append([]string{"key", "create", "--name", what, "--redis-url", userstest.As("cli", s.redis.URL())}, flags...)...)
+		p := cli(append([]string{"key", "create", "--name", what, "--redis-url", proctest.AsUser("cli", s.redis.URL())}, flags...)...)
 		secrets[what] = strings.TrimSpace(p.Stdout())
 		require.Len(t, secrets[what], 40, p.Log())
 		return secrets[what]
@@ -192,7 +191,7 @@ func TestSecretsStayInside(t *testing.T) {
 	}
 	outputs["CLI with a wrong key"] = cli("stats", "--api", s.url(0), "--api-key-file", file("wrong", secrets.plant("wrong key of the CLI"))).Output()
 	outputs["CLI with a wrong URL"] = cli("audit", "--redis-url", withPassword(s.redis.URL(), secrets.plant("wrong password of the CLI"))).Output()
-	outputs["CLI, list of keys"] = cli("key", "ls", "--redis-url", userstest.As("cli", s.redis.URL())).Output()
+	outputs["CLI, list of keys"] = cli("key", "ls", "--redis-url", proctest.AsUser("cli", s.redis.URL())).Output()
 	outputs["CLI, activity"] = cli("activity", "--api", s.url(0), "--api-key-file", file("admin.key", admin)).Output()
 	require.Contains(t, outputs["CLI, activity"], "group.retry")
 

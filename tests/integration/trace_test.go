@@ -14,16 +14,15 @@ import (
 
 	"github.com/bulkaction/bulkaction/client"
 	"github.com/bulkaction/bulkaction/client/producer"
-	"github.com/bulkaction/bulkaction/internal/testkit/oteltest"
 )
 
 // secret is a text in payloads and results. It must not occur in spans.
 const secret = "s3cr3t-of-the-customer"
 
 // traced starts a system that sends its spans to a receiver.
-func traced(t *testing.T, opts ...option) (*system, *oteltest.Receiver) {
+func traced(t *testing.T, opts ...option) (*system, *traceReceiver) {
 	t.Helper()
-	r := oteltest.New(t)
+	r := newTraceReceiver(t)
 	return start(t, append([]option{
 		env("OTEL_EXPORTER_OTLP_ENDPOINT", r.Endpoint()), env("OTEL_METRICS_EXPORTER", "none"), env("OTEL_BSP_SCHEDULE_DELAY", "50"),
 	}, opts...)...), r
@@ -38,17 +37,17 @@ func parentOf(n int, flags string) (header, traceID, spanID string) {
 // awaitTrace waits until a trace ends with a span reduce, fail or cancel, and returns its spans
 // from the root on: each is the parent of the next. parent is the parent id of the first span; ""
 // if it has none. Spans that a producer outside of the system has made are not included.
-func awaitTrace(t *testing.T, r *oteltest.Receiver, traceID, parent string) []oteltest.Span {
+func awaitTrace(t *testing.T, r *traceReceiver, traceID, parent string) []exportedSpan {
 	t.Helper()
-	of := func(all []oteltest.Span) []oteltest.Span {
-		return slices.DeleteFunc(all, func(s oteltest.Span) bool { return s.TraceID != traceID })
+	of := func(all []exportedSpan) []exportedSpan {
+		return slices.DeleteFunc(all, func(s exportedSpan) bool { return s.TraceID != traceID })
 	}
-	var path []oteltest.Span
-	r.WaitFor(t, patience, func(all []oteltest.Span) bool {
+	var path []exportedSpan
+	r.WaitFor(t, patience, func(all []exportedSpan) bool {
 		spans, at := of(all), parent
 		path = path[:0]
 		for {
-			i := slices.IndexFunc(spans, func(s oteltest.Span) bool { return s.ParentID == at })
+			i := slices.IndexFunc(spans, func(s exportedSpan) bool { return s.ParentID == at })
 			if i < 0 {
 				break
 			}
@@ -65,7 +64,7 @@ func awaitTrace(t *testing.T, r *oteltest.Receiver, traceID, parent string) []ot
 }
 
 // names returns the names of spans, in their order.
-func names(spans []oteltest.Span) []string {
+func names(spans []exportedSpan) []string {
 	all := make([]string, len(spans))
 	for i, s := range spans {
 		all[i] = s.Name
@@ -80,7 +79,7 @@ var kindOf = map[string]string{
 // describes requires that each span of a job's trace has the right kind and the right attributes of
 // messaging, tenant and group; from admit on also the job, and at process NOOP the attempt and
 // three wait times.
-func describes(t *testing.T, s *system, path []oteltest.Span, tenant, group string, ordinal int) {
+func describes(t *testing.T, s *system, path []exportedSpan, tenant, group string, ordinal int) {
 	t.Helper()
 	destination := map[string]string{
 		"send ingest": s.space.Ingest(), "ingest": s.space.Ingest(), "admit": s.space.OfTenant(tenant).Ready("NOOP"),
@@ -109,7 +108,7 @@ func describes(t *testing.T, s *system, path []oteltest.Span, tenant, group stri
 }
 
 // silent requires that no span contains the text secret.
-func silent(t *testing.T, spans []oteltest.Span) {
+func silent(t *testing.T, spans []exportedSpan) {
 	t.Helper()
 	for _, s := range spans {
 		text, err := json.Marshal([]any{s.Name, s.Attributes, s.Events, s.StatusMessage})
@@ -120,9 +119,9 @@ func silent(t *testing.T, spans []oteltest.Span) {
 
 // awaitBatches waits until, for each span in jobs, a span with this name, such as "admit batch",
 // links to it.
-func awaitBatches(t *testing.T, r *oteltest.Receiver, name string, jobs []oteltest.Span) {
+func awaitBatches(t *testing.T, r *traceReceiver, name string, jobs []exportedSpan) {
 	t.Helper()
-	r.WaitFor(t, patience, func(all []oteltest.Span) bool {
+	r.WaitFor(t, patience, func(all []exportedSpan) bool {
 		linked := map[string]bool{}
 		for _, s := range all {
 			if s.Name == name {
@@ -131,7 +130,7 @@ func awaitBatches(t *testing.T, r *oteltest.Receiver, name string, jobs []otelte
 				}
 			}
 		}
-		return !slices.ContainsFunc(jobs, func(s oteltest.Span) bool { return !linked[s.TraceID+s.SpanID] })
+		return !slices.ContainsFunc(jobs, func(s exportedSpan) bool { return !linked[s.TraceID+s.SpanID] })
 	})
 }
 
@@ -193,7 +192,7 @@ func TestTraceOfOneJob(t *testing.T) {
 }
 
 // everything stops all processes, so that they send their buffered spans, and returns all spans.
-func everything(s *system, r *oteltest.Receiver) []oteltest.Span {
+func everything(s *system, r *traceReceiver) []exportedSpan {
 	s.stopAll()
 	return r.Spans()
 }
@@ -217,17 +216,17 @@ func TestTracesOfManyJobs(t *testing.T) {
 	data, err := json.Marshal(client.Submission{ID: "many", Tenant: "acme", Type: "NOOP", Jobs: slices.Repeat([]client.NewJob{{Payload: payload()}}, n), Seal: true})
 	require.NoError(t, err)
 	s.xadd(s.space.Ingest(), "type", "group.submit", "traceparent", message, "data", data)
-	roots := map[string]oteltest.Span{}
-	r.WaitFor(t, patience, func(spans []oteltest.Span) bool {
+	roots := map[string]exportedSpan{}
+	r.WaitFor(t, patience, func(spans []exportedSpan) bool {
 		clear(roots)
 		for _, span := range spans {
-			if span.Name == "ingest" && slices.Contains(span.Links, oteltest.Link{TraceID: messageTrace, SpanID: messageSpan}) {
+			if span.Name == "ingest" && slices.Contains(span.Links, spanLink{TraceID: messageTrace, SpanID: messageSpan}) {
 				roots[span.TraceID] = span
 			}
 		}
 		return len(roots) == n
 	})
-	seen, admits := map[int64]bool{}, []oteltest.Span(nil)
+	seen, admits := map[int64]bool{}, []exportedSpan(nil)
 	for id, root := range roots {
 		require.Empty(t, root.ParentID)
 		path := awaitTrace(t, r, id, "")
@@ -253,7 +252,7 @@ func TestTracesOfManyJobs(t *testing.T) {
 	require.Len(t, linked, 1)
 	for span, jobs := range linked {
 		require.Equal(t, 2, jobs)
-		require.True(t, slices.ContainsFunc(r.Spans(), func(s oteltest.Span) bool {
+		require.True(t, slices.ContainsFunc(r.Spans(), func(s exportedSpan) bool {
 			return s.TraceID+s.SpanID == span && s.Name == "send ingest" && s.Kind == "producer" && s.Attributes["messaging.batch.message_count"] == int64(3)
 		}))
 	}

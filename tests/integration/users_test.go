@@ -24,7 +24,6 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/childproc"
 	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
-	"github.com/bulkaction/bulkaction/internal/testkit/userstest"
 )
 
 // requireNoDenial requires that Redis has not refused any command for a lack of rights.
@@ -32,7 +31,7 @@ func (s *system) requireNoDenial() {
 	s.t.Helper()
 	conn := connect(s.t, s.env["BULKACTION_REDIS_URL"])
 	require.NoError(s.t, conn.Shards(s.ctx(), func(_ context.Context, shard redis.UniversalClient) error {
-		userstest.RequireNoDenial(s.t, shard)
+		proctest.RequireNoDenial(s.t, shard)
 		return nil
 	}))
 }
@@ -41,8 +40,8 @@ func (s *system) requireNoDenial() {
 // is in ACL LOG, where requireNoDenial would find it.
 func TestDenialsAreFound(t *testing.T) {
 	t.Parallel()
-	server := redistest.Server(t, userstest.Users(t))
-	conn := connect(t, userstest.As("producer", server.URL()))
+	server := redistest.Server(t, proctest.Users(t))
+	conn := connect(t, proctest.AsUser("producer", server.URL()))
 	require.ErrorContains(t, conn.Cmd.Del(t.Context(), "bulk-action:ingest").Err(), "NOPERM")
 	denied, err := server.Client().Do(t.Context(), "acl", "log").Slice()
 	require.NoError(t, err)
@@ -60,7 +59,7 @@ func TestRolesRefuseToStartWithoutARight(t *testing.T) {
 		"ingest": "xadd", "fetcher": "hset", "dispatcher": "zrem", "worker": "xack", "aggregator": "xdel", "watcher": "srem",
 		"broker": "zadd",
 	} {
-		url := userstest.Add(t, s.redis.URL(), role, s.space.Prefix(), func(u *acl.User) {
+		url := proctest.AddUser(t, s.redis.URL(), role, s.space.Prefix(), func(u *acl.User) {
 			require.Contains(t, u.Commands, command, role)
 			u.Commands = slices.DeleteFunc(u.Commands, func(c string) bool { return c == command })
 		})
@@ -80,7 +79,7 @@ func TestRolesRefuseToStartWithoutARight(t *testing.T) {
 func TestEventReader(t *testing.T) {
 	t.Parallel()
 	s := start(t)
-	reader, err := stream.NewSubscriber(t.Context(), userstest.As("event-reader", s.redis.URL()), stream.Config{})
+	reader, err := stream.NewSubscriber(t.Context(), proctest.AsUser("event-reader", s.redis.URL()), stream.Config{})
 	require.NoError(t, err)
 	messages, err := reader.Subscribe(s.ctx(), reader.Events())
 	require.NoError(t, err)
@@ -103,7 +102,7 @@ func TestEventReader(t *testing.T) {
 func TestProducerOfOneTenant(t *testing.T) {
 	t.Parallel()
 	s := start(t, env("PARTITIONS", "4"), env("INGEST_STREAMS", "acme=bulk-action:ingest:shop"))
-	url := userstest.Add(t, s.redis.URL(), "producer", s.space.Prefix(), func(u *acl.User) {
+	url := proctest.AddUser(t, s.redis.URL(), "producer", s.space.Prefix(), func(u *acl.User) {
 		var err error
 		*u, err = acl.ProducerOf("shop", s.space.Prefix())
 		require.NoError(t, err)

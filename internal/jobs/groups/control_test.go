@@ -19,7 +19,6 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
-	"github.com/bulkaction/bulkaction/internal/testkit/tamper"
 )
 
 func ptr[T any](v T) *T { return &v }
@@ -461,7 +460,7 @@ func manyTenants(t testing.TB, w *stagetest.World, n int) {
 	for from := 0; from < n; from += 1000 {
 		_, err := w.Conn.Cmd.Pipelined(t.Context(), func(pipe redis.Pipeliner) error {
 			for i := from; i < min(from+1000, n); i++ {
-				tamper.MakeActive(t, pipe, w.P, fmt.Sprint("t", i), int64(i))
+				stagetest.MakeActive(t, pipe, w.P, fmt.Sprint("t", i), int64(i))
 			}
 			return nil
 		})

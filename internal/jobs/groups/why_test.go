@@ -16,7 +16,6 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/stage/presence"
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
-	"github.com/bulkaction/bulkaction/internal/testkit/tamper"
 )
 
 // served publishes the heartbeat of a worker process that serves these types; the process counts as
@@ -232,7 +231,7 @@ func TestWhyNonReady(t *testing.T) {
 		back(w, w.Take("T", "c", 1)[0], ledger.OutcomeDeferred, time.Hour)
 		require.Regexp(w.T, `^Something that it needs is busy \(later\): `, whyOf(w, "busy").Detail)
 
-		tamper.SetLastError(w.T, w.Conn.Cmd, w.P, "g", 0, `{"code":"BUSY","until":1,"reason":"A"}`)
+		stagetest.SetLastError(w.T, w.Conn.Cmd, w.P, "g", 0, `{"code":"BUSY","until":1,"reason":"A"}`)
 		require.Equal(w.T, api.WhyRetry, job(w, "g", 0).Waiting, "an error record whose time has passed says nothing: the job is searched for")
 		served(w)
 		require.Equal(w.T, api.WhyNoProcessor, w.Job("g", 1).Waiting)

@@ -24,7 +24,6 @@ import (
 	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
-	"github.com/bulkaction/bulkaction/internal/testkit/tamper"
 )
 
 // frequentAudit is a configuration with incremental checks every 20 ms, so that a test can wait for
@@ -212,7 +211,7 @@ func TestReclaimOfALeaseWithoutItsJobStartsAnAudit(t *testing.T) {
 	cfg := frequentAudit
 	cfg.Audit.Interval = time.Hour
 	run(w, cfg, "w")
-	w.Await("the first renewal", func() bool { return tamper.Renewals(t, w.Conn.Cmd, w.P) > 0 })
+	w.Await("the first renewal", func() bool { return stagetest.Renewals(t, w.Conn.Cmd, w.P) > 0 })
 	require.NoError(t, w.Conn.Cmd.XDel(t.Context(), w.P.Ready("T"), held[0].Entry).Err())
 	r, err := ledger.Reclaim(t.Context(), w.Conn.Cmd, w.P, "T", 0, 1, 5)
 	require.NoError(t, err)
@@ -230,7 +229,7 @@ func TestViolationOfAMovingGroupIsAnnouncedOnce(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
 	w.Jobs("g", "T", 5)
-	tamper.AddToCount(t, w.Conn.Cmd, w.P, "g", ledger.Cancelled, 1)
+	stagetest.AddToCount(t, w.Conn.Cmd, w.P, "g", ledger.Cancelled, 1)
 	run(w, frequentAudit, "w")
 	count := func() (n int) {
 		for _, e := range violations(w) {
@@ -281,7 +280,7 @@ func TestViolationsAreAnnouncedOnce(t *testing.T) {
 		return n
 	}
 	wrong := func(by int64, want int) {
-		tamper.AddToCount(t, w.Conn.Cmd, w.P, "g", ledger.Done, by)
+		stagetest.AddToCount(t, w.Conn.Cmd, w.P, "g", ledger.Done, by)
 		w.Await("the violation", func() bool { return count() == want })
 	}
 	wrong(1, 1)
@@ -299,11 +298,11 @@ func TestViolationsAreAnnouncedOnce(t *testing.T) {
 // Redis has lost confirmed writes: that is a violation of the law durability.
 func TestLostRenewalsBreakDurability(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
-		tamper.SetRenewals(w.T, w.Conn.Cmd, w.P, 100)
+		stagetest.SetRenewals(w.T, w.Conn.Cmd, w.P, 100)
 		run(w, frequentAudit, "w")
-		renewals := func() int64 { return tamper.Renewals(w.T, w.Conn.Cmd, w.P) }
+		renewals := func() int64 { return stagetest.Renewals(w.T, w.Conn.Cmd, w.P) }
 		w.Await("some renewals", func() bool { return renewals() > 101 })
-		tamper.SetRenewals(w.T, w.Conn.Cmd, w.P, 90)
+		stagetest.SetRenewals(w.T, w.Conn.Cmd, w.P, 90)
 		var told []api.AuditEvent
 		w.Await("the violation", func() bool { told = violations(w); return len(told) == 1 })
 		require.Equal(w.T, audit.LawDurability, told[0].Violation.Law)
@@ -381,7 +380,7 @@ func TestStateOfTheAuditIsStored(t *testing.T) {
 	require.WithinRange(t, *sound.Partitions[0].DeepAt, began, time.Now())
 	require.Contains(t, sound.ByLaw, "location")
 
-	tamper.AddToCount(t, w.Conn.Cmd, w.P, "g", ledger.Waiting, 1)
+	stagetest.AddToCount(t, w.Conn.Cmd, w.P, "g", ledger.Waiting, 1)
 	w.Await("the violation", func() bool { return len(auditState(w).Violations) > 0 })
 	found := auditState(w)
 	require.False(t, found.OK)
@@ -394,7 +393,7 @@ func TestStateOfTheAuditIsStored(t *testing.T) {
 	require.NotEmpty(t, stopped.Violations)
 	require.False(t, stopped.OK)
 
-	tamper.AddToCount(t, w.Conn.Cmd, w.P, "g", ledger.Waiting, -1)
+	stagetest.AddToCount(t, w.Conn.Cmd, w.P, "g", ledger.Waiting, -1)
 	run(w, cfg, "w-2")
 	w.Await("the end of the violation", func() bool { return auditState(w).OK })
 	require.Equal(t, "w-2", auditState(w).Partitions[0].Leader)
@@ -409,7 +408,7 @@ func TestStateOutlivesALeader(t *testing.T) {
 	cfg := frequentAudit
 	cfg.Audit.FullInterval = 50 * time.Millisecond
 	w.Jobs("g", "T", 3)
-	tamper.SetWaiting(t, w.Conn.Cmd, w.P, "T", 7)
+	stagetest.SetWaiting(t, w.Conn.Cmd, w.P, "T", 7)
 	stop := run(w, cfg, "w-1")
 	w.Await("the violation", func() bool { return len(auditState(w).Violations) > 0 })
 	stop()

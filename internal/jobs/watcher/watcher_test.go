@@ -26,7 +26,6 @@ import (
 	"github.com/bulkaction/bulkaction/internal/stage/presence"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
-	"github.com/bulkaction/bulkaction/internal/testkit/tamper"
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
@@ -220,10 +219,10 @@ func TestOneWatcherLeads(t *testing.T) {
 		}
 	}
 	play(0)
-	leader := tamper.Leader(t, w.Conn.Cmd, w.P)
+	leader := stagetest.Leader(t, w.Conn.Cmd, w.P)
 	stops[leader[0]-'a']()
 	play(n)
-	require.NotEqual(t, leader, tamper.Leader(t, w.Conn.Cmd, w.P))
+	require.NotEqual(t, leader, stagetest.Leader(t, w.Conn.Cmd, w.P))
 }
 
 // TestDeadLeaderIsFenced: a leader has died. Another watcher takes over when the leader lease ends,

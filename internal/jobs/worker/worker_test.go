@@ -21,7 +21,6 @@ import (
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
-	"github.com/bulkaction/bulkaction/internal/testkit/tamper"
 	"github.com/bulkaction/bulkaction/processor"
 )
 
@@ -271,7 +270,7 @@ func TestLargePayloadIsLoadedFromItsKey(t *testing.T) {
 	large := []byte(`"` + strings.Repeat("x", 100<<10) + `"`)
 	w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: []messages.Job{{Payload: large}, {Payload: []byte(`1`)}, {Payload: large}}})
 	w.Admit("T")
-	tamper.LosePayload(t, w.Conn.Cmd, w.P, "g", 2)
+	stagetest.LosePayload(t, w.Conn.Cmd, w.P, "g", 2)
 	got := make(chan processor.Job, 10)
 	w.Run(newWorker(w, config(), processor.Func("T", func(_ context.Context, j processor.Job) (any, error) { got <- j; return nil, nil })))
 	w.AwaitCounts("g", api.Counts{Accepted: 3, Done: 2, Failed: 1})

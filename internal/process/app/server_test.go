@@ -17,11 +17,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/bulkaction/bulkaction/internal/testkit/certtest"
+	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
 func TestServerSpeaksTLS(t *testing.T) {
-	ca := certtest.New(t)
+	ca := redistest.NewAuthority(t)
 	pair := ca.Issue()
 	p := newProcess(Config{}, "broker", nil)
 	s, err := p.Listen(t.Context(), "rooms", "127.0.0.1:0", ServeOptions{
@@ -57,7 +57,7 @@ func older(t *testing.T, names ...string) {
 
 func TestCertificateIsLoadedAgain(t *testing.T) {
 	t.Parallel()
-	ca := certtest.New(t)
+	ca := redistest.NewAuthority(t)
 	pair := ca.Issue()
 	first := ca.Replace(pair)
 	older(t, pair.CertFile, pair.KeyFile)
@@ -97,7 +97,7 @@ func TestCertificateIsLoadedAgain(t *testing.T) {
 // every client.
 func TestAuthoritiesOfClients(t *testing.T) {
 	t.Parallel()
-	ca, other := certtest.New(t), certtest.New(t)
+	ca, other := redistest.NewAuthority(t), redistest.NewAuthority(t)
 	pair, trusted := ca.Issue(), filepath.Join(t.TempDir(), "clients.pem")
 	write := func(text []byte) { require.NoError(t, os.WriteFile(trusted, text, 0o600)) }
 	read := func(name string) []byte {
@@ -112,7 +112,7 @@ func TestAuthoritiesOfClients(t *testing.T) {
 	require.NoError(t, err)
 	now := time.Now()
 	c.now = func() time.Time { return now }
-	accepts := func(a *certtest.Authority) bool {
+	accepts := func(a *redistest.Authority) bool {
 		t.Helper()
 		config, err := c.get(nil)
 		require.NoError(t, err)

@@ -16,7 +16,6 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
 
-	"github.com/bulkaction/bulkaction/internal/testkit/certtest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redisproc"
 )
 
@@ -47,7 +46,7 @@ func MaxMemory(bytes int64) Option {
 
 // TLS is an option: the server also serves TLS, with a certificate of an authority, on the port of
 // TLSAddr. Servers use TLS among themselves, and demand a certificate of their clients.
-func TLS(a *certtest.Authority, opts ...certtest.Option) Option {
+func TLS(a *Authority, opts ...CertOption) Option {
 	return func(o *redisproc.Options) {
 		pair := a.Issue(opts...)
 		o.TLS = &redisproc.TLS{CertFile: pair.CertFile, KeyFile: pair.KeyFile, CAFile: a.CAFile}

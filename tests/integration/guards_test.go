@@ -1,5 +1,4 @@
-// Package guards tests package guard with several processes that get real signals, such as SIGSTOP.
-package guards
+package integration
 
 import (
 	"context"
@@ -25,45 +24,36 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
+// storeEnv and storeRedisEnv are set in the child processes of TestSuspendedHolder: the URL of the
+// store, and the address of Redis.
+const storeEnv, storeRedisEnv = "GUARDS_STORE", "GUARDS_REDIS"
+
 const (
-	lease     = 500 * time.Millisecond
-	processes = 4
-	stops     = 3
-	writes    = 200 // accepted writes after which the test ends
+	holderLease = 500 * time.Millisecond
+	holders     = 4
+	stops       = 3
+	storeWrites = 200 // accepted writes after which the test ends
 )
 
-// TestMain runs the tests. In a child process, which a test starts with GUARDS_STORE set, it runs
-// hold instead.
-func TestMain(m *testing.M) {
-	if store := os.Getenv("GUARDS_STORE"); store != "" {
-		if err := hold(os.Getenv("GUARDS_REDIS"), store); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		os.Exit(0)
-	}
-	os.Exit(m.Run())
-}
-
-// hold runs in a child process. Under a lock it reads the number of the store and writes it back,
+// holdLock runs in a child process. Under a lock it reads the number of the store and writes it back,
 // one higher, again and again until the store says that it is enough. It ignores Lost, the signal
 // that its lease has ended, so that only the fence protects the store.
-func hold(addr, store string) error {
+func holdLock(addr, store string) error {
 	ctx := context.Background()
 	rdb := redis.NewClient(&redis.Options{Addr: addr})
 	defer rdb.Close()
-	lock := guard.New(rdb, guard.Prefix("t:")).Lock("store", guard.TTL(lease))
+	lock := guard.New(rdb, guard.Prefix("t:")).Lock("store", guard.TTL(holderLease))
 	for {
 		l, err := lock.Lock(ctx)
 		if err != nil {
 			return err
 		}
 		fence := strconv.FormatInt(l.Fence(), 10)
-		n, status, err := get(store, url.Values{"pid": {strconv.Itoa(os.Getpid())}, "fence": {fence}})
+		n, status, err := askStore(store, url.Values{"pid": {strconv.Itoa(os.Getpid())}, "fence": {fence}})
 		if err != nil || status != http.StatusOK {
 			return err
 		}
-		_, _, err = get(store, url.Values{"write": {strconv.Itoa(n + 1)}, "fence": {fence}})
+		_, _, err = askStore(store, url.Values{"write": {strconv.Itoa(n + 1)}, "fence": {fence}})
 		if err != nil {
 			return err
 		}
@@ -73,7 +63,7 @@ func hold(addr, store string) error {
 	}
 }
 
-func get(store string, q url.Values) (n, status int, err error) {
+func askStore(store string, q url.Values) (n, status int, err error) {
 	resp, err := http.Get(store + "?" + q.Encode()) //nolint:noctx // the child process ends with the test
 	if err != nil {
 		return 0, 0, err
@@ -103,7 +93,7 @@ func (s *fencedStore) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer s.mu.Unlock()
 	q := r.URL.Query()
 	fence, _ := strconv.ParseInt(q.Get("fence"), 10, 64) // 0 is refused
-	if s.accepted >= writes && q.Has("pid") {
+	if s.accepted >= storeWrites && q.Has("pid") {
 		w.WriteHeader(http.StatusGone)
 		return
 	}
@@ -138,13 +128,13 @@ func TestSuspendedHolder(t *testing.T) {
 	var resumed sync.WaitGroup
 	children := map[int]*childproc.Child{} // by process id; guarded by the store's lock
 	store.suspend = func(pid int) {        // called with the store's lock
-		if suspended == stops || store.accepted < (suspended+1)*writes/(stops+1) {
+		if suspended == stops || store.accepted < (suspended+1)*storeWrites/(stops+1) {
 			return
 		}
 		suspended++
 		assert.NoError(t, children[pid].Suspend())
 		resumed.Go(func() {
-			<-time.After(3 * lease)
+			<-time.After(3 * holderLease)
 			_ = children[pid].Signal(syscall.SIGCONT) // the process may have ended with the test
 		})
 	}
@@ -153,9 +143,9 @@ func TestSuspendedHolder(t *testing.T) {
 	self, err := os.Executable()
 	require.NoError(t, err)
 	store.mu.Lock()
-	for range processes {
+	for range holders {
 		cmd := exec.Command(self) //nolint:noctx // childproc ends it with this process
-		cmd.Env = append(os.Environ(), "GUARDS_STORE="+web.URL, "GUARDS_REDIS="+server.Addr())
+		cmd.Env = append(os.Environ(), storeEnv+"="+web.URL, storeRedisEnv+"="+server.Addr())
 		cmd.Stderr = os.Stderr
 		child, err := childproc.Start(cmd)
 		require.NoError(t, err)

@@ -1,7 +1,4 @@
-// Package faultproxy is a TCP proxy for tests and benchmarks, inside their process. It disturbs
-// connections like a bad network: it delays data, resets connections, goes silent, or drops the
-// server's replies. It hides which connections have lost bytes, and so must not be used further.
-package faultproxy
+package redisproc
 
 import (
 	"fmt"
@@ -11,7 +8,9 @@ import (
 	"time"
 )
 
-// Proxy forwards connections to one server. Its methods are safe for concurrent use.
+// Proxy forwards connections to one server, from inside this process, and disturbs them like a bad
+// network: it delays data, resets connections, goes silent, or drops the server's replies. It hides
+// which connections have lost bytes, and so must not be used further. Its methods are safe for concurrent use.
 type Proxy struct {
 	target   string
 	listener net.Listener
@@ -33,8 +32,8 @@ type link struct {
 	torn           bool // the proxy has dropped some of its bytes: it must not be used further
 }
 
-// New starts a proxy on a free port of 127.0.0.1 that forwards to target.
-func New(target string) (*Proxy, error) {
+// NewProxy starts a proxy on a free port of 127.0.0.1 that forwards to target.
+func NewProxy(target string) (*Proxy, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, fmt.Errorf("start proxy: %w", err)

@@ -1,6 +1,4 @@
-// Package certtest makes certificates for tests: an authority, and certificates that it signs, as
-// PEM files. It hides key types, serial numbers and encodings.
-package certtest
+package redistest
 
 import (
 	"crypto/ecdsa"
@@ -17,7 +15,7 @@ import (
 	"time"
 )
 
-// Authority signs certificates. A method that fails ends the test.
+// Authority signs certificates, which it writes as PEM files. A method that fails ends the test.
 type Authority struct {
 	CAFile string // the certificate of the authority
 
@@ -29,19 +27,19 @@ type Authority struct {
 // Pair has the paths of a certificate file and its key file.
 type Pair struct{ CertFile, KeyFile string }
 
-// Option is a function that changes a certificate before it is signed.
-type Option func(*x509.Certificate)
+// CertOption is a function that changes a certificate before it is signed.
+type CertOption func(*x509.Certificate)
 
 // Expired is an option: the certificate expired an hour ago.
 func Expired(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Hour) }
 
-// Name is an option: the certificate is valid only for this DNS name, and not for IP addresses.
-func Name(name string) Option {
+// ForName is an option: the certificate is valid only for this DNS name, and not for IP addresses.
+func ForName(name string) CertOption {
 	return func(c *x509.Certificate) { c.DNSNames, c.IPAddresses = []string{name}, nil }
 }
 
-// New returns a new authority whose files end with the test.
-func New(t testing.TB) *Authority {
+// NewAuthority returns a new authority whose files end with the test.
+func NewAuthority(t testing.TB) *Authority {
 	t.Helper()
 	a := &Authority{t: t, CAFile: filepath.Join(t.TempDir(), "ca.pem")}
 	template := a.template("authority of a test")
@@ -53,7 +51,7 @@ func New(t testing.TB) *Authority {
 
 // Issue writes a new certificate for clients and servers at 127.0.0.1 and localhost, and its key.
 // It returns their paths.
-func (a *Authority) Issue(opts ...Option) Pair {
+func (a *Authority) Issue(opts ...CertOption) Pair {
 	a.t.Helper()
 	dir := a.t.TempDir()
 	p := Pair{filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")}
@@ -63,7 +61,7 @@ func (a *Authority) Issue(opts ...Option) Pair {
 
 // Replace writes a new certificate and its key to the files of a pair, and returns the certificate.
 // It replaces each file atomically, as a careful administrator does.
-func (a *Authority) Replace(p Pair, opts ...Option) *x509.Certificate {
+func (a *Authority) Replace(p Pair, opts ...CertOption) *x509.Certificate {
 	a.t.Helper()
 	template := a.template("bulkaction")
 	template.DNSNames, template.IPAddresses = []string{"localhost"}, []net.IP{net.IPv4(127, 0, 0, 1)}

@@ -1,7 +1,7 @@
-// Package tamper changes data of the ledger directly, without its scripts, as damage in Redis
-// would, and reads fields that only tests read. It hides the names of the hash fields. A function
-// that fails ends the test.
-package tamper
+package stagetest
+
+// The functions of this file change data of the ledger directly, without its scripts, as damage in
+// Redis would, and read fields that only tests read. One that fails ends the test.
 
 import (
 	"context"

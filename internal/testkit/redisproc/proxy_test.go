@@ -1,4 +1,4 @@
-package faultproxy_test
+package redisproc
 
 import (
 	"bufio"
@@ -10,12 +10,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
-
-	"github.com/bulkaction/bulkaction/internal/testkit/faultproxy"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // echo starts a server that sends back each line that it receives, and also sends it to the
 // returned channel.
@@ -47,9 +42,9 @@ func echo(t *testing.T) (addr string, lines chan string) {
 	return l.Addr().String(), lines
 }
 
-func start(t *testing.T) (*faultproxy.Proxy, chan string) {
+func startProxy(t *testing.T) (*Proxy, chan string) {
 	addr, lines := echo(t)
-	p, err := faultproxy.New(addr)
+	p, err := NewProxy(addr)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, p.Close()) })
 	return p, lines
@@ -61,7 +56,7 @@ type conn struct {
 	r *bufio.Reader
 }
 
-func dial(t *testing.T, p *faultproxy.Proxy) *conn {
+func dial(t *testing.T, p *Proxy) *conn {
 	c, err := net.Dial("tcp", p.Addr())
 	require.NoError(t, err)
 	t.Cleanup(func() { c.Close() })
@@ -85,7 +80,7 @@ func (c *conn) isReset() {
 }
 
 func TestReset(t *testing.T) {
-	p, _ := start(t)
+	p, _ := startProxy(t)
 	c := dial(t, p)
 	c.say("one\n")
 	c.hears("one\n")
@@ -97,7 +92,7 @@ func TestReset(t *testing.T) {
 }
 
 func TestDelay(t *testing.T) {
-	p, _ := start(t)
+	p, _ := startProxy(t)
 	c := dial(t, p)
 	const d = 50 * time.Millisecond
 	p.Delay(d)
@@ -108,7 +103,7 @@ func TestDelay(t *testing.T) {
 }
 
 func TestHalfOpen(t *testing.T) {
-	p, lines := start(t)
+	p, lines := startProxy(t)
 	c := dial(t, p)
 	c.say("one\n")
 	c.hears("one\n")
@@ -135,7 +130,7 @@ func TestHalfOpen(t *testing.T) {
 }
 
 func TestDropReplies(t *testing.T) {
-	p, lines := start(t)
+	p, lines := startProxy(t)
 	p.DropReplies(0.3, rand.New(rand.NewPCG(1, 2)))
 	heard, lost := 0, 0
 	c := dial(t, p)

@@ -1,7 +1,4 @@
-// Package userstest gives Redis servers of tests the users of an installation, so that each role
-// runs with the rights that `bulkaction acl` prints. It can require that Redis denies them nothing.
-// The test itself stays the default user, who may do everything.
-package userstest
+package proctest
 
 import (
 	"context"
@@ -22,7 +19,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// Password is the password of all Redis users that this package makes. The default user has none.
+// Password is the password of all Redis users that this package makes, which have the rights that
+// `bulkaction acl` prints. The test itself stays the default user, who may do everything and has no
+// password.
 const Password = "sesame"
 
 // Users returns an option that gives a server the Redis users of an installation with the default
@@ -49,16 +48,16 @@ func Apply(o redisproc.Options, opts ...redistest.Option) redisproc.Options {
 	return o
 }
 
-// As returns the URL of a Redis with a user.
-func As(user, url string) string {
+// AsUser returns the URL of a Redis with a user.
+func AsUser(user, url string) string {
 	return strings.Replace(url, "://", "://"+user+":"+Password+"@", 1)
 }
 
-// Add gives a running server one user of an installation with this key prefix, and returns the URL
+// AddUser gives a running server one user of an installation with this key prefix, and returns the URL
 // for it. Installations with other prefixes may share the server. change, if not nil, first changes
-// the user's rights. If it is nil, Add requires at the end of the test that Redis has denied this
+// the user's rights. If it is nil, AddUser requires at the end of the test that Redis has denied this
 // user nothing.
-func Add(t testing.TB, url, name, prefix string, change func(*acl.User)) (userURL string) {
+func AddUser(t testing.TB, url, name, prefix string, change func(*acl.User)) (userURL string) {
 	t.Helper()
 	u, err := acl.Of(name, prefix)
 	require.NoError(t, err)
@@ -80,7 +79,7 @@ func Add(t testing.TB, url, name, prefix string, change func(*acl.User)) (userUR
 		}
 		require.NoError(t, rdb.Close())
 	})
-	return As(user, url)
+	return AsUser(user, url)
 }
 
 // RequireNoDenial requires that Redis has denied no user anything but a login since its start. rdb
