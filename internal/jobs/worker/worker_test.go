@@ -4,14 +4,18 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"math"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/jobs/worker"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx"
@@ -398,4 +402,155 @@ func TestNewRefuses(t *testing.T) {
 		_, err = worker.New(stage.Process{ID: "id", Space: space, Tel: telemetry.Nop()}, cfg, tt.procs...)
 		require.ErrorContains(t, err, tt.want, name)
 	}
+}
+
+// lastErrorText returns the last error of a job, as its processor sees it, as text.
+func lastErrorText(j processor.Job) string {
+	e := j.LastError
+	if e == nil {
+		return "none"
+	}
+	return fmt.Sprintf("%s: %s (attempt %d)", e.Code, e.Text, e.Attempt)
+}
+
+// TestAnAttemptKnowsTheLastError: the processor sees the error of the latest attempt that had one,
+// as a deferral is no error. Of the four errors of a job, the API shows the last three.
+func TestAnAttemptKnowsTheLastError(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		w.Jobs("g", "T", 2)
+		w.Feed(stagetest.Patience, "T")
+		cfg := config()
+		cfg.MaxRetries = 9
+		saw := make(chan string, 100)
+		w.Run(newWorker(w, cfg, processor.Func("T", func(_ context.Context, j processor.Job) (any, error) {
+			if j.Ordinal == 1 {
+				return j.LastError, nil
+			}
+			saw <- lastErrorText(j)
+			if j.LastError != nil && time.Since(j.LastError.At).Abs() > stagetest.Patience {
+				return nil, processor.Permanent("WRONG_TIME", fmt.Errorf("%s", j.LastError.At))
+			}
+			switch j.Attempt {
+			case 1:
+				return nil, errors.New("the first")
+			case 2:
+				return nil, processor.Throttled(time.Millisecond, errors.New("the second"))
+			case 3:
+				panic("the third")
+			case 4:
+				return nil, processor.Deferred(time.Millisecond, "busy")
+			}
+			return nil, processor.Permanent("NO_SUCH_USER", errors.New("the last"))
+		})))
+		w.AwaitCounts("g", api.Counts{Accepted: 2, Done: 1, Failed: 1})
+
+		require.Len(w.T, saw, 5)
+		for _, want := range []string{
+			"none",
+			"ERROR: the first (attempt 1)",
+			"API_THROTTLED: the second (attempt 2)",
+			"PANIC: the processor panicked: see `processor panicked` in the worker's log (attempt 3)",
+			"PANIC: the processor panicked: see `processor panicked` in the worker's log (attempt 3)", // the deferral in between is no error
+		} {
+			require.Equal(w.T, want, <-saw)
+		}
+		j := w.Job("g", 0)
+		for i := range j.Errors {
+			require.WithinDuration(w.T, time.Now(), j.Errors[i].At, stagetest.Patience)
+			j.Errors[i].At = time.Time{}
+		}
+		require.Equal(w.T, []api.JobError{
+			{Code: "NO_SUCH_USER", Error: "the last", Attempt: 5},
+			{Code: "PANIC", Error: "the processor panicked: see `processor panicked` in the worker's log", Attempt: 3},
+			{Code: "API_THROTTLED", Error: "the second", Attempt: 2},
+		}, j.Errors)
+		require.Equal(w.T, "NO_SUCH_USER", j.LastError.Code)
+		require.Empty(w.T, w.Job("g", 1).Errors)
+		require.Equal(w.T, "null", string(w.Results()[0].Data), "the other job had no error")
+	})
+}
+
+// TestAnAttemptOfAGatedTypeKnowsTheLastError: for a job of a gated type, the script start delivers
+// the last error. So Process sees it, and Admit, which is called before the start, does not.
+func TestAnAttemptOfAGatedTypeKnowsTheLastError(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	w.Jobs("g", "G", 1)
+	w.Feed(stagetest.Patience, "G")
+	g := newGatedProcessor("G")
+	g.process = func(_ context.Context, j processor.Job) error {
+		if j.Attempt == 1 {
+			return errors.New("the first")
+		}
+		return nil
+	}
+	w.Run(newWorker(w, config(), g))
+	w.AwaitCounts("g", api.Counts{Accepted: 1, Done: 1})
+	for _, want := range []string{"none", "ERROR: the first (attempt 1)"} {
+		require.Equal(t, "none", lastErrorText(<-g.asked))
+		require.Equal(t, want, lastErrorText(<-g.started))
+	}
+}
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
+
+// config returns a worker configuration whose timeouts, lease and grace period never end by
+// themselves during a test.
+func config() worker.Config {
+	return worker.Config{
+		Count: 4, Block: 50 * time.Millisecond, JobTimeout: stagetest.Patience, MaxRetries: 3, MaxThrottles: 5,
+		Lease: stagetest.Patience, Grace: stagetest.Patience, Backoff: time.Millisecond, MaxBackoff: time.Second,
+		Congestion: ledger.Congestion{Base: time.Millisecond, Cap: time.Hour},
+	}
+}
+
+var workerCount atomic.Int64
+
+// newWorker creates a worker with these processors, its own connection and its own process id. It
+// does not run it. At the end of the test, after its Run, the worker must count no task any more.
+func newWorker(w *stagetest.World, cfg worker.Config, procs ...processor.Processor) *worker.Worker {
+	w.T.Helper()
+	id := "worker-" + string(rune('a'+workerCount.Add(1)%26)) + time.Now().Format("150405.000000000")
+	wk, err := worker.New(stagetest.Process(w, id), cfg, procs...)
+	require.NoError(w.T, err)
+	w.T.Cleanup(func() { require.Empty(w.T, wk.Counts()) })
+	return wk
+}
+
+// blockingProcessor sends each job on started, and then blocks until the test sends an error for
+// the job on end, which may be nil, or closes end.
+type blockingProcessor struct {
+	typ     string
+	started chan processor.Job
+	end     chan error
+}
+
+func newBlockingProcessor(typ string) *blockingProcessor {
+	return &blockingProcessor{typ: typ, started: make(chan processor.Job, 1000), end: make(chan error)}
+}
+
+func (g *blockingProcessor) Type() string { return g.typ }
+
+// Process returns the error that the test sends on end; or the context's cause if ctx ends first.
+func (g *blockingProcessor) Process(ctx context.Context, job processor.Job) (any, error) {
+	g.started <- job
+	select {
+	case err := <-g.end:
+		return nil, err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// ignoringProcessor is a blockingProcessor that ignores the end of its context.
+type ignoringProcessor struct{ *blockingProcessor }
+
+func (d ignoringProcessor) Process(_ context.Context, job processor.Job) (any, error) {
+	d.started <- job
+	return nil, <-d.end
+}
+
+// processorReturning returns a processor that returns result and err at once.
+func processorReturning(typ string, result any, err error) processor.Processor {
+	return processor.Func(typ, func(context.Context, processor.Job) (any, error) { return result, err })
 }

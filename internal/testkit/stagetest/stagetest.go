@@ -18,6 +18,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 	"github.com/bulkaction/bulkaction/reducer"
@@ -250,4 +251,11 @@ func Decode[T any](t testing.TB, text string) T {
 	var v T
 	require.NoError(t, json.Unmarshal([]byte(text), &v), text)
 	return v
+}
+
+// Process returns the stage.Process with which a test runs a role of the installation: with a
+// connection of its own, and the name id.
+func Process(w *World, id string) stage.Process {
+	w.T.Helper()
+	return stage.Process{ID: id, Conn: w.Connect(), Space: w.Space, Tel: w.Tel}
 }

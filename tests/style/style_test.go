@@ -11,9 +11,29 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode"
 
 	"github.com/stretchr/testify/require"
 )
+
+// TestClientDependsOnTheStandardLibraryAlone requires that a program that uses package client links
+// no other module. As a control, package client/producer must depend on go-redis.
+func TestClientDependsOnTheStandardLibraryAlone(t *testing.T) {
+	t.Parallel()
+	require.Empty(t, modulesOf(t, "client"))
+	require.Contains(t, modulesOf(t, "client/producer"), "github.com/redis/go-redis/v9")
+}
+
+// modulesOf returns the paths of the other modules on whose packages the package in dir depends.
+func modulesOf(t *testing.T, dir string) []string {
+	t.Helper()
+	const module = "{{with .Module}}{{if not .Main}}{{.Path}}{{end}}{{end}}"
+	list := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", module, "./"+dir)
+	list.Dir = moduleRoot(t)
+	out, err := list.Output()
+	require.NoError(t, err)
+	return strings.Fields(string(out))
+}
 
 // licences has the licences that the test knows. A regular expression finds each by its text.
 var licences = []struct{ name, phrase string }{
@@ -159,4 +179,116 @@ func folders(t *testing.T, lines []byte) map[string]string {
 	}
 	require.NotEmpty(t, all)
 	return all
+}
+
+var (
+	markdownLink = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	fencedBlock  = regexp.MustCompile("(?ms)^```.*?^```$")
+	heading      = regexp.MustCompile(`(?m)^#{1,6} (.+)$`)
+)
+
+// TestLinks requires that each relative link of a Markdown document, outside of fenced blocks,
+// leads to a file or folder, and that its anchor in a Markdown document is a heading there.
+func TestLinks(t *testing.T) {
+	t.Parallel()
+	root := moduleRoot(t)
+	for _, file := range trackedFiles(t, root, ".md") {
+		text, err := os.ReadFile(filepath.Join(root, file))
+		require.NoError(t, err)
+		for _, link := range markdownLink.FindAllStringSubmatch(fencedBlock.ReplaceAllString(string(text), ""), -1) {
+			if strings.Contains(link[1], "://") || strings.HasPrefix(link[1], "mailto:") {
+				continue
+			}
+			path, anchor, _ := strings.Cut(link[1], "#")
+			target := filepath.Join(root, filepath.Dir(file), path)
+			if path == "" {
+				target = filepath.Join(root, file)
+			}
+			_, err := os.Stat(target)
+			require.NoError(t, err, "%s: %s", file, link[1])
+			if anchor != "" && strings.HasSuffix(target, ".md") {
+				require.Contains(t, anchors(t, target), anchor, "%s: %s", file, link[1])
+			}
+		}
+	}
+}
+
+// anchors returns the anchors of a document's headings, as GitHub makes them, but without the
+// numbers by which GitHub tells equal headings apart.
+func anchors(t *testing.T, file string) []string {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	require.NoError(t, err)
+	var found []string
+	for _, h := range heading.FindAllStringSubmatch(fencedBlock.ReplaceAllString(string(text), ""), -1) {
+		found = append(found, strings.Map(func(r rune) rune {
+			switch {
+			case r == ' ':
+				return '-'
+			case r == '-' || r == '_' || unicode.IsLetter(r) || unicode.IsDigit(r):
+				return unicode.ToLower(r)
+			}
+			return -1
+		}, h[1]))
+	}
+	return found
+}
+
+func moduleRoot(t *testing.T) string {
+	t.Helper()
+	dir, err := os.Getwd()
+	require.NoError(t, err)
+	return filepath.Dir(filepath.Dir(dir))
+}
+
+// trackedFiles returns the files below root that have one of the endings, relative to root. It
+// leaves out hidden folders, bin and node_modules.
+func trackedFiles(t *testing.T, root string, endings ...string) []string {
+	t.Helper()
+	var files []string
+	require.NoError(t, filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() && (strings.HasPrefix(d.Name(), ".") && path != root || d.Name() == "bin" || d.Name() == "node_modules") {
+			return filepath.SkipDir
+		}
+		if d.Type().IsRegular() && slices.Contains(endings, filepath.Ext(path)) {
+			rel, err := filepath.Rel(root, path)
+			if err != nil {
+				return err
+			}
+			files = append(files, filepath.ToSlash(rel))
+		}
+		return nil
+	}))
+	require.NotEmpty(t, files)
+	return files
+}
+
+// TestWorkflows requires that the workflows of GitHub name each action by its commit, with the tag
+// beside it, use the Go version of go.mod, and state the default permissions of their jobs.
+func TestWorkflows(t *testing.T) {
+	t.Parallel()
+	root := moduleRoot(t)
+	mod, err := os.ReadFile(filepath.Join(root, "go.mod"))
+	require.NoError(t, err)
+	version := regexp.MustCompile(`(?m)^go (\d+\.\d+)`).FindStringSubmatch(string(mod))
+	require.Len(t, version, 2)
+	files, err := filepath.Glob(filepath.Join(root, ".github", "workflows", "*"))
+	require.NoError(t, err)
+	require.NotEmpty(t, files)
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		uses := regexp.MustCompile(`(?m)uses: (.*)$`).FindAllStringSubmatch(string(text), -1)
+		require.NotEmpty(t, uses, file)
+		for _, use := range uses {
+			require.Regexp(t, `^[\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$`, use[1], file)
+		}
+		for _, v := range regexp.MustCompile(`(?m)go-version.*$`).FindAllString(string(text), -1) {
+			require.Equal(t, `go-version: "`+version[1]+`"`, v, file)
+		}
+		require.Regexp(t, `(?m)^permissions:( \{\})?$`, string(text), "%s: what a job may do by default", file)
+	}
 }
