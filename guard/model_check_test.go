@@ -2,23 +2,18 @@ package guard
 
 import (
 	"cmp"
-	"context"
-	"crypto/sha1"
-	"encoding/hex"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strconv"
 	"strings"
-	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
+	"github.com/bulkaction/bulkaction/internal/testkit/rapidtest"
 )
 
 // check has the assertions of the tests of scripts. A failed one ends the test t.
@@ -52,116 +47,9 @@ func (c check) number(text string) int64 {
 	return n
 }
 
-// source is a script whose text tests change.
-type source struct{ sha, text string }
-
-func newSource(text string) source {
-	sum := sha1.Sum([]byte(text))
-	return source{hex.EncodeToString(sum[:]), text}
-}
-
-// dumpKeys is a Lua script that returns the Redis type, the time to live and the content of every
-// key.
-var dumpKeys = newSource(`
-local out = {}
-for _, key in ipairs(redis.call('KEYS', '*')) do
-  local kind, content = redis.call('TYPE', key), {}
-  if type(kind) == 'table' then kind = kind.ok end
-  if kind == 'hash' then
-    content = redis.call('HGETALL', key)
-  elseif kind == 'zset' then
-    content = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
-  end
-  out[#out + 1] = { key, kind, redis.call('PTTL', key), content }
-end
-return out
-`)
-
-// scripted runs the package's Lua scripts on a Redis or miniredis whose time the test sets.
-type scripted struct {
-	c       *redis.Client
-	scripts map[string]source
-	setTime func(pipe redis.Pipeliner, micros int64)
-}
-
-// clockKey is the key from which the scripts read the time, in µs, on a real Redis.
-const clockKey = "clock"
-
-var allScripts = map[string]*call.Script{
-	"acquire": acquireScript, "control": controlScript, "declare": declareScript, "inspect": inspectScript,
-	"release": releaseScript, "renew": renewScript, "take": takeScript, "wait": waitScript,
-}
-
-// newScripted loads the scripts. With setTime nil, for a real Redis, the scripts are changed to
-// read the time from a key.
-func newScripted(t testing.TB, opts *redis.Options, setTime func(time.Time)) *scripted {
-	t.Helper()
-	opts.DisableIdentity, opts.Protocol = true, 2
-	opts.MaxRetries, opts.ReadTimeout = -1, time.Minute // a script that is repeated is a second call
-	c := redis.NewClient(opts)
-	t.Cleanup(func() { _ = c.Close() })
-	s := &scripted{c: c, scripts: map[string]source{"dump": dumpKeys}}
-	for name, script := range allScripts {
-		text := script.Source()
-		if setTime == nil {
-			const now = "  local t = call('TIME')\n  return t[1] * 1000000 + t[2]\n"
-			require.Equal(t, 1, strings.Count(text, now))
-			text = strings.Replace(text, now, "  return tonumber(call('GET', '"+clockKey+"'))\n", 1)
-		}
-		s.scripts[name] = newSource(text)
-	}
-	for _, src := range s.scripts {
-		require.NoError(t, c.ScriptLoad(t.Context(), src.text).Err())
-	}
-	s.setTime = func(pipe redis.Pipeliner, micros int64) {
-		if setTime != nil {
-			setTime(time.UnixMicro(micros))
-		} else {
-			pipe.Set(context.Background(), clockKey, micros, 0)
-		}
-	}
-	return s
-}
-
-// key is a key as dumpKeys shows it: its Redis type, time to live in ms (-1: none) and content.
-type key struct {
-	kind    string
-	ttl     int64
-	content []string
-}
-
-func (k key) hash() map[string]string {
-	h := make(map[string]string, len(k.content)/2)
-	for i := 0; i < len(k.content); i += 2 {
-		h[k.content[i]] = k.content[i+1]
-	}
-	return h
-}
-
-// run calls a script at the given Redis time, and returns its reply and all keys as they are
-// afterwards.
-func (s *scripted) run(t check, micros int64, script string, keys []string, args []any) (any, map[string]key) {
-	ctx := context.Background()
-	pipe := s.c.Pipeline()
-	s.setTime(pipe, micros)
-	reply := pipe.EvalSha(ctx, s.scripts[script].sha, keys, args...)
-	dump := pipe.EvalSha(ctx, s.scripts["dump"].sha, nil)
-	_, err := pipe.Exec(ctx)
-	if !errors.Is(err, redis.Nil) {
-		t.no(err)
-	}
-	all := map[string]key{}
-	for _, row := range dump.Val().([]any) {
-		f := row.([]any)
-		k := key{kind: f[1].(string), ttl: f[2].(int64)}
-		for _, v := range f[3].([]any) {
-			k.content = append(k.content, v.(string))
-		}
-		if f[0].(string) != clockKey {
-			all[f[0].(string)] = k
-		}
-	}
-	return reply.Val(), all
+// allScripts are the scripts of guards and limiters that tests run.
+var allScripts = []*call.Script{
+	acquireScript, controlScript, declareScript, inspectScript, releaseScript, renewScript, takeScript, waitScript,
 }
 
 // stored is the state of a guard in Redis.
@@ -179,23 +67,23 @@ type stored struct {
 
 // readStored turns the dumped keys of a guard into a struct, and fails if there are keys under the
 // guard's prefix that it does not know.
-func readStored(t check, base string, keys map[string]key) *stored {
+func readStored(t check, base string, keys map[string]rapidtest.Key) *stored {
 	s := &stored{members: map[string]map[string]string{}, permits: map[string]refPermits{}}
 	scores := func(name string) map[string]int64 {
 		out := map[string]int64{}
-		for id, score := range keys[base+name].hash() {
+		for id, score := range keys[base+name].Hash() {
 			out[id] = t.number(score)
 		}
 		return out
 	}
-	s.guard, s.waiters = keys[base+"guard"].hash(), keys[base+"waiters"].hash()
+	s.guard, s.waiters = keys[base+"guard"].Hash(), keys[base+"waiters"].Hash()
 	s.free, s.cooling, s.until, s.seqs = scores("free"), scores("cooling"), scores("leases"), scores("queue")
 	s.clients, s.naming = scores("clients"), scores("members")
-	for i := 0; i < len(keys[base+"queue"].content); i += 2 {
-		s.queue = append(s.queue, keys[base+"queue"].content[i])
+	for i := 0; i < len(keys[base+"queue"].Content); i += 2 {
+		s.queue = append(s.queue, keys[base+"queue"].Content[i])
 	}
 	s.leases = map[string][]string{}
-	for call, text := range keys[base+"lease"].hash() {
+	for call, text := range keys[base+"lease"].Hash() {
 		s.leases[call] = strings.Split(text, "|")
 	}
 	for name, k := range keys {
@@ -204,7 +92,7 @@ func readStored(t check, base string, keys map[string]key) *stored {
 			continue
 		}
 		if id, ok := strings.CutPrefix(rest, "m:"); ok {
-			h := k.hash()
+			h := k.Hash()
 			s.members[id] = h
 			limit := strings.Split(h["lim"], "|")
 			window := int64(0)
@@ -564,18 +452,19 @@ func (m *model) actTake() {
 	l := m.limiter
 	want, ttl := l.take(m.micros, n)
 	args := []any{n, l.limit.kind, l.limit.permits, l.limit.window / 1000, l.limit.burst}
-	reply, keys := m.s.run(m.check, m.micros, "take", []string{limiterKey}, args)
+	reply, keys, err := m.s.Run(m.micros, "take", []string{limiterKey}, args)
+	m.no(err)
 	m.equal(want, fmt.Sprint(reply), "reply of take%v", args)
 	m.equalLimiter(keys)
-	if past := ttl - keys[limiterKey].ttl; ttl > 0 {
-		m.equal(true, 0 <= past && past < 30_000, "time to live %d, not %d", keys[limiterKey].ttl, ttl)
+	if past := ttl - keys[limiterKey].TTL; ttl > 0 {
+		m.equal(true, 0 <= past && past < 30_000, "time to live %d, not %d", keys[limiterKey].TTL, ttl)
 	}
 }
 
 // equalLimiter compares the limiter with the reference.
-func (m *model) equalLimiter(keys map[string]key) {
+func (m *model) equalLimiter(keys map[string]rapidtest.Key) {
 	l := m.limiter
-	h := keys[limiterKey].hash()
+	h := keys[limiterKey].Hash()
 	m.equal(l.clk, m.number(h["clk"]), "clk of the limiter")
 	m.equal(l.offset, m.number(h["offset"]), "offset of the limiter")
 	stored := storedPermits(m.check, l.limit.kind, l.limit.window, h)

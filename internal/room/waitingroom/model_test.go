@@ -1,6 +1,7 @@
 package waitingroom
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"path/filepath"
@@ -9,7 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
@@ -23,17 +23,7 @@ import (
 // in Go, and checks the laws R1 to R7 in every state.
 func TestModel(t *testing.T) {
 	t.Parallel()
-	play := func(rt *rapid.T, s *scripted) { newModel(rt, s).play() }
-	t.Run("redis", func(t *testing.T) {
-		t.Parallel()
-		rapidtest.OnRedis(t, 10, func(o *redis.Options) *scripted { return newScripted(t, o, nil) }, play)
-	})
-	t.Run("miniredis", func(t *testing.T) {
-		t.Parallel()
-		mini := miniredis.RunT(t) // its keys don't expire by themselves
-		s := newScripted(t, &redis.Options{Addr: mini.Addr()}, mini.SetTime)
-		rapidtest.CheckFew(t, func(rt *rapid.T) { play(rt, s) })
-	})
+	rapidtest.Model(t, 10, allScripts, func(rt *rapid.T, s *rapidtest.Scripts) { newModel(rt, s).play() })
 }
 
 // TestModelWithDamage runs random sequences while another program changes or deletes records of
@@ -41,7 +31,9 @@ func TestModel(t *testing.T) {
 // deleted.
 func TestModelWithDamage(t *testing.T) {
 	t.Parallel()
-	rapidtest.OnRedis(t, 2, func(o *redis.Options) *scripted { return newScripted(t, o, nil) }, func(rt *rapid.T, s *scripted) {
+	rapidtest.OnRedis(t, 2, func(o *redis.Options) *rapidtest.Scripts {
+		return rapidtest.NewScripts(t, o, nil, allScripts...)
+	}, func(rt *rapid.T, s *rapidtest.Scripts) {
 		m := newModel(rt, s)
 		m.play()
 		m.damaged = map[string]bool{}
@@ -56,7 +48,7 @@ func TestModelWithDamage(t *testing.T) {
 type model struct {
 	t      require.TestingT
 	rt     *rapid.T // nil: the calls are not random
-	s      *scripted
+	s      *rapidtest.Scripts
 	acts   map[string]func(*model)
 	names  []string
 	micros int64 // Redis time
@@ -110,8 +102,8 @@ var acts = map[string]func(*model){
 	"woken":        (*model).actWoken,
 }
 
-func newModel(rt *rapid.T, s *scripted) *model {
-	require.NoError(rt, s.c.FlushDB(rt.Context()).Err())
+func newModel(rt *rapid.T, s *rapidtest.Scripts) *model {
+	require.NoError(rt, s.FlushDB(rt.Context()).Err())
 	m := newCalls(rt, s)
 	m.rt, m.acts = rt, maps.Clone(acts)
 	m.micros += rapid.Int64Range(0, 2_000_000).Draw(rt, "begin")
@@ -120,7 +112,7 @@ func newModel(rt *rapid.T, s *scripted) *model {
 }
 
 // newCalls returns a model whose calls the test chooses.
-func newCalls(t require.TestingT, s *scripted) *model {
+func newCalls(t require.TestingT, s *rapidtest.Scripts) *model {
 	return &model{
 		t: t, s: s, ref: newReference(), view: &stored{events: map[string]*storedEvent{}}, laws: map[string]*lawsOf{},
 		micros: 1_700_000_000_000_000,
@@ -148,8 +140,9 @@ func (m *model) run(c oneCall) any {
 		m.micros += draw[int64](m, "µs before the call", 0, 0, 1000, 7000)
 	}
 	before := m.view
-	reply, after, err := m.s.run(m.micros, c.script, c.args)
-	if err != nil {
+	reply, keys, err := m.s.Run(m.micros, c.script, modelKeys, c.args)
+	after, malformed := readStored(keys)
+	if err = cmp.Or(err, malformed); err != nil {
 		m.fail("%s%v: %v", c.script, c.args, err)
 	}
 	m.view = after
@@ -189,7 +182,7 @@ func TestModelOfManyUsers(t *testing.T) {
 	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "s")
 	redistest.Server(t, redistest.Args("--unixsocket", socket))
-	m := newCalls(t, newScripted(t, &redis.Options{Network: "unix", Addr: socket}, nil))
+	m := newCalls(t, rapidtest.NewScripts(t, &redis.Options{Network: "unix", Addr: socket}, nil, allScripts...))
 	settings := [][2]string{
 		{"capacity", "0"}, {"max_waiting", "1000"}, {"token_ttl", "5000"}, {"leeway", "1000"}, {"max_session", "0"},
 		{"ready", "3000"}, {"grace", "2000"}, {"on_close", "keep"}, {"no_show", "wait"}, {"retention", "0"},
