@@ -176,8 +176,7 @@ func TestCertificateIsReplacedUnderLoad(t *testing.T) {
 
 // TestAPIHasABoundOfConnections: a connection above the limit is served when another one is closed.
 func TestAPIHasABoundOfConnections(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
+	url, prefix := redistest.Parallel(t)
 	addr, _ := serve(t, url, map[string]string{"KEY_PREFIX": prefix, "API_MAX_CONNECTIONS": "2"})
 	open := func() net.Conn {
 		conn, err := net.Dial("tcp", addr)

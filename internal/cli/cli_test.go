@@ -105,8 +105,7 @@ func TestWrongUsage(t *testing.T) {
 	} {
 		t.Run(c.args, func(t *testing.T) {
 			got := f.exec(t.Context(), console{}, strings.Fields(c.args)...)
-			require.Equal(t, exitUsage, got.code, got.err)
-			require.Contains(t, got.err, c.err)
+			got.ends(t, exitUsage, c.err)
 			require.Equal(t, 1, strings.Count(got.err, " --help`"), "the help of one command is named: %s", got.err)
 			require.Empty(t, got.out)
 		})
@@ -119,9 +118,7 @@ func TestWrongUsageOfRoles(t *testing.T) {
 		"worker resiz w 1": `unknown command "resiz" for "bulkaction worker"; did you mean ` + "`bulkaction worker resize`?",
 		"fetcher now":      `fetcher takes no argument "now"`,
 	} {
-		got := console{}.exec(t.Context(), strings.Fields(args)...)
-		require.Equal(t, exitUsage, got.code, args)
-		require.Contains(t, got.err, want)
+		console{}.exec(t.Context(), strings.Fields(args)...).ends(t, exitUsage, want)
 	}
 	var help strings.Builder
 	describe(newWorker(&Root{}), &help)
@@ -163,21 +160,16 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, l.Close())
 	got := console{}.exec(t.Context(), "stats", "--api", l.Addr().String())
-	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, "connection refused")
-	require.Contains(t, got.err, "Is it running? Start it with `bulkaction dev`, or give its address with --api or BULKACTION_API.")
+	got.ends(t, exitError, "connection refused", "Is it running? Start it with `bulkaction dev`, or give its address with --api or BULKACTION_API.")
 	require.Empty(t, got.out)
 
 	f := newFakeAPI(t)
 	for _, command := range []string{"status", "watch", "results", "failures", "cancel", "pause", "resume", "retry", "why"} {
 		got := f.exec(t.Context(), console{terminal: true}, command, "nosuch")
-		require.Equal(t, exitError, got.code)
-		require.Contains(t, got.err, "404 Not Found: group nosuch: not found\nCheck the group's id")
+		got.ends(t, exitError, "404 Not Found: group nosuch: not found\nCheck the group's id")
 		require.Empty(t, got.out)
 	}
-	got = f.exec(t.Context(), console{}, "status", "a/b")
-	require.Equal(t, exitUsage, got.code)
-	require.Contains(t, got.err, `group id "a/b": must match`)
+	f.exec(t.Context(), console{}, "status", "a/b").ends(t, exitUsage, `group id "a/b": must match`)
 
 	for status, advice := range map[int]string{500: "The server's log says more.", 429: "more work than it can take", 503: "Redis"} {
 		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -186,8 +178,7 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 		}))
 		got := console{}.exec(t.Context(), "stats", "--api", srv.URL)
 		srv.Close()
-		require.Equal(t, exitError, got.code)
-		require.Contains(t, got.err, advice)
+		got.ends(t, exitError, advice)
 	}
 }
 
@@ -234,8 +225,7 @@ func TestInterrupted(t *testing.T) {
 			require.Eventually(t, func() bool { return f.called("GET /v1/groups/g/events") || f.called("GET /v1/groups/h/events") }, waitFor, tick)
 			cancel()
 			got := <-done
-			require.Equal(t, exitInterrupted, got.code, args)
-			require.Contains(t, got.err, "bulkaction: interrupted\nThe group still runs: `bulkaction watch ")
+			got.ends(t, exitInterrupted, "bulkaction: interrupted\nThe group still runs: `bulkaction watch ")
 		}
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -421,12 +411,8 @@ func TestMistakesOfConsole(t *testing.T) {
 		"console x": "",
 	} {
 		var log bytes.Buffer
-		got := console{out: &log}.exec(t.Context(), strings.Fields(args)...)
-		require.Equal(t, exitUsage, got.code, args)
-		require.Contains(t, got.err, says)
+		console{out: &log}.exec(t.Context(), strings.Fields(args)...).ends(t, exitUsage, says)
 	}
 	t.Setenv("BULKACTION_API_SERVE", "ui,web")
-	got := console{}.exec(t.Context(), "console", "--addr", "127.0.0.1:0")
-	require.Equal(t, exitUsage, got.code)
-	require.Contains(t, got.err, `BULKACTION_API_SERVE="ui,web": must be api, ui, or api,ui`)
+	console{}.exec(t.Context(), "console", "--addr", "127.0.0.1:0").ends(t, exitUsage, `BULKACTION_API_SERVE="ui,web": must be api, ui, or api,ui`)
 }

@@ -79,9 +79,7 @@ func TestKeyLifecycle(t *testing.T) {
 	next := strings.TrimSuffix(got.out, "\n")
 	nextID := auth.SHA256(next).KeyID()
 	require.Regexp(t, "^Created key "+nextID+". Key "+id+" expires at .*Z. It is shown only this time:\n$", got.err)
-	got = console{}.exec(t.Context(), "key", "rotate", id)
-	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, "key "+nextID+" replaces it")
+	console{}.exec(t.Context(), "key", "rotate", id).ends(t, exitError, "key "+nextID+" replaces it")
 	got = console{}.exec(t.Context(), "key", "ls")
 	require.Contains(t, got.out, "replaced by "+nextID)
 	got = console{}.exec(t.Context(), "key", "rotate", nextID, "--json")
@@ -89,9 +87,7 @@ func TestKeyLifecycle(t *testing.T) {
 
 	require.Equal(t, run{exitOK, "", "Revoked key " + id + ". Processes refuse it within ten seconds.\n"},
 		console{}.exec(t.Context(), "key", "revoke", id))
-	got = console{}.exec(t.Context(), "key", "revoke", id)
-	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, "revoke API key "+id+": there is no key with this id; it may have been revoked")
+	console{}.exec(t.Context(), "key", "revoke", id).ends(t, exitError, "revoke API key "+id+": there is no key with this id; it may have been revoked")
 	require.Equal(t, run{exitOK, `{"id":"` + reader.ID + `","revoked":true}` + "\n", ""},
 		console{}.exec(t.Context(), "key", "revoke", reader.ID, "--json"))
 	got = console{}.exec(t.Context(), "key", "ls", "--json")
@@ -127,8 +123,7 @@ func TestKeyLifecycle(t *testing.T) {
 	// listed.
 	require.NoError(t, c.HSet(t.Context(), "bulk-action:auth:keys", string(auth.SHA256("x")), `{"v":2}`).Err())
 	got = console{}.exec(t.Context(), "key", "ls", "--json")
-	require.Equal(t, exitOK, got.code)
-	require.Contains(t, got.err, "key "+auth.SHA256("x").KeyID()+": its record can't be used")
+	got.ends(t, exitOK, "key "+auth.SHA256("x").KeyID()+": its record can't be used")
 	require.Equal(t, 3, strings.Count(got.out, "\n"))
 
 	// The audit knows the keys: they violate no law.
@@ -151,8 +146,7 @@ func TestKeyWithPepper(t *testing.T) {
 
 	require.NoError(t, os.WriteFile(pepper, []byte("short"), 0o600))
 	got = console{}.exec(t.Context(), "key", "create", "--role", "admin")
-	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, "has 5 bytes, at least 32 are needed")
+	got.ends(t, exitError, "has 5 bytes, at least 32 are needed")
 	require.NotContains(t, got.err, "short")
 }
 
@@ -194,13 +188,11 @@ func TestMistakesWithKeys(t *testing.T) {
 		"--key-prefix:":                                      {"key", "ls", "--key-prefix", "{x}"},
 	} {
 		got := console{}.exec(t.Context(), args...)
-		require.Equal(t, exitUsage, got.code, got.err)
-		require.Contains(t, got.err, want)
+		got.ends(t, exitUsage, want)
 		require.NotContains(t, got.err, token)
 	}
 	got := console{}.exec(t.Context(), "key", "ls", "--redis-url", "redis://:secret@"+freeAddress(t))
-	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, "Give the address of Redis with --redis-url or BULKACTION_REDIS_URL.")
+	got.ends(t, exitError, "Give the address of Redis with --redis-url or BULKACTION_REDIS_URL.")
 	require.NotContains(t, got.err, "secret")
 }
 
@@ -215,9 +207,7 @@ func TestKeyThatMayNotDoThis(t *testing.T) {
 			_ = json.NewEncoder(w).Encode(api.Problem{Code: code, Status: http.StatusForbidden, Detail: "no"})
 		}))
 		t.Cleanup(server.Close)
-		got := console{}.exec(t.Context(), "--api", server.URL, "submit", "--type", "T", "--payload", "{}")
-		require.Equal(t, exitError, got.code)
-		require.Contains(t, got.err, want)
+		console{}.exec(t.Context(), "--api", server.URL, "submit", "--type", "T", "--payload", "{}").ends(t, exitError, want)
 	}
 }
 
@@ -247,25 +237,17 @@ func TestAPIKeyOfCommands(t *testing.T) {
 	stats()
 	require.Equal(t, []string{"Bearer " + token}, sent)
 	t.Setenv("BULKACTION_API_KEY", token)
-	got = stats()
-	require.Equal(t, exitUsage, got.code)
-	require.Contains(t, got.err, "there are two API keys: in BULKACTION_API_KEY and in the file "+file)
+	stats().ends(t, exitUsage, "there are two API keys: in BULKACTION_API_KEY and in the file "+file)
 	stats("--api-key-file", "")
 	require.Equal(t, []string{"Bearer " + token}, sent)
 
 	t.Setenv("BULKACTION_API_KEY_FILE", "")
 	t.Setenv("BULKACTION_API_KEY", token+" "+token)
-	got = stats()
-	require.Equal(t, exitUsage, got.code)
-	require.Contains(t, got.err, "BULKACTION_API_KEY has no API key: a key has no spaces")
+	stats().ends(t, exitUsage, "BULKACTION_API_KEY has no API key: a key has no spaces")
 	t.Setenv("BULKACTION_API_KEY", "")
-	got = stats("--api-key-file", file+"x")
-	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, "read the API key: open "+file+"x: no such file")
+	stats("--api-key-file", file+"x").ends(t, exitError, "read the API key: open "+file+"x: no such file")
 	require.NoError(t, os.WriteFile(file, []byte("\n"), 0o600))
-	got = stats("--api-key-file", file)
-	require.Equal(t, exitUsage, got.code)
-	require.Contains(t, got.err, "is empty: it must have an API key")
+	stats("--api-key-file", file).ends(t, exitUsage, "is empty: it must have an API key")
 }
 
 // passwordFiles writes a password file for each user, and returns their folder. The password is

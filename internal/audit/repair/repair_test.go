@@ -88,8 +88,7 @@ func TestTampering(t *testing.T) {
 // counts wrong, and then repairs. In the end there is no violation, and only jobs that the test has
 // deleted, at least one of them, have failed as LOST.
 func TestRepairOfAMovingWorld(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
+	url, prefix := redistest.Parallel(t)
 	w := audittest.New(t, url, prefix, 2)
 	c := audittest.NewChurn(w, []string{"a", "b", "c", "d", "e"}, []string{"T", "U"})
 	stop := c.Run(t.Context(), false)

@@ -15,7 +15,6 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/stage/presence"
-	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 )
 
@@ -78,8 +77,7 @@ func TestWhyFairness(t *testing.T) {
 // TestWhyFairnessOfSeveralTypes: the position of a job counts only jobs of its own type before it.
 // It is exact, also after the first jobs were dequeued.
 func TestWhyFairnessOfSeveralTypes(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	jobs := stagetest.Numbered(101)
 	for i := 1; i < len(jobs); i += 2 {
 		jobs[i].Type = "U"
@@ -103,8 +101,7 @@ func TestWhyFairnessOfSeveralTypes(t *testing.T) {
 // the queue is reversed. The position of a job is its place in the queue, or counted from the
 // states.
 func TestWhyFairnessOutOfOrder(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Jobs("g", "T", 20)
 	queue := w.P.Queue("g", "T")
 	blobs, err := w.Conn.Cmd.LRange(stagetest.Trusted(t), queue, 0, -1).Result()
@@ -121,8 +118,7 @@ func TestWhyFairnessOutOfOrder(t *testing.T) {
 }
 
 func TestWhyByPriority(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	alpha := 10_000.0
 	require.NoError(t, ledger.SetPolicy(stagetest.Trusted(t), w.Conn.Cmd, w.P, &alpha))
 	w.Submit(messages.SubmitGroup{ID: "first", Tenant: "globex", Type: "T", Jobs: stagetest.Numbered(7)})
@@ -177,8 +173,7 @@ func TestWhyUnowned(t *testing.T) {
 }
 
 func TestWhyReadyBehindOtherGroups(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	_, err := w.Store.Submit(stagetest.Trusted(t), &messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(1)}, now)
 	require.NoError(t, err)
 	w.Admit("T")
@@ -242,8 +237,7 @@ func TestWhyNonReady(t *testing.T) {
 // TestWhyAmongManyNonReadyJobs: a job is found among 6,000 non-ready jobs of its tenant, and its
 // explanation has the right due time.
 func TestWhyAmongManyNonReadyJobs(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	const n = 3000
 	later := time.Now().Add(time.Hour)
 	for g := range 2 {
@@ -282,8 +276,7 @@ func TestWhyScheduled(t *testing.T) {
 }
 
 func TestWhyRate(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	rate := ledger.Rate{RPS: 2, Window: time.Hour, Limiter: ledger.LimiterFixed, Share: ledger.ShareStatic}
 	w.Store = w.NewStore(groups.Config{Rate: rate, Limiter: rate.Limiter, LimiterMode: rate.Share})
 	permits := rate.PerWindow()
@@ -359,8 +352,7 @@ func TestWhyPaused(t *testing.T) {
 }
 
 func TestWhyNoJobWaits(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Jobs("g", "T", 2)
 	w.Admit("T")
 	held := w.Take("T", "c", 2)
@@ -393,8 +385,7 @@ func TestWhyNoJobWaits(t *testing.T) {
 // TestWhyWhileJobsMove: jobs move all the time while the explainer reads them: each explanation
 // must fit the state that it is returned with.
 func TestWhyWhileJobsMove(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	const n = 400
 	w.Jobs("g", "T", n)
 	w.Feed(time.Minute, "T")
@@ -428,8 +419,7 @@ func TestWhyWhileJobsMove(t *testing.T) {
 // TestReadyWithoutPermission: if no worker can get a permission for a ready job of a gated type,
 // the explanation names the resource, and the earliest time at which a worker may get one.
 func TestReadyWithoutPermission(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Jobs("g", "T", 1)
 	w.Admit("T")
 	until := time.Now().Add(time.Hour).Truncate(time.Second)
@@ -499,9 +489,7 @@ func TestWhyShare(t *testing.T) {
 // TestWhyPartOfTheLimit: one of two partitions has half of the global limit: 1,800 permits an hour.
 // The explanation of a job names them, and the limit of all partitions.
 func TestWhyPartOfTheLimit(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
-	w := stagetest.New(t, url, prefix, 2)
+	w := stagetest.Parallel(t, 2)
 	spend := hourly(w, ledger.ShareElastic, 2)
 	w.P = w.Space.OfTenant("acme")
 	w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(1900)})

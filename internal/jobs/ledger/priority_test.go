@@ -34,8 +34,7 @@ func (g *ranked) priority(alpha float64, tenantBase int64) float64 {
 // of the formula over the groups of all tenants, while counts of ended jobs, totals and base
 // priorities change.
 func TestPriorityIsTheFormula(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
+	url, prefix := redistest.Parallel(t)
 	c := client(t, url)
 	var n atomic.Int64
 	rapidtest.CheckFew(t, func(rt *rapid.T) {

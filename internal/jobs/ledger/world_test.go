@@ -55,8 +55,7 @@ func both(t *testing.T, story func(w *world)) {
 // it.
 func onRedis(t *testing.T, story func(w *world)) {
 	t.Helper()
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
+	url, prefix := redistest.Parallel(t)
 	story(newWorld(t, client(t, url), prefix))
 }
 

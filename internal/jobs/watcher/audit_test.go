@@ -143,8 +143,7 @@ func back(ctx context.Context, w *stagetest.World, j stagetest.Held) {
 // TestRunningJobIsNotLostAtOnce: the entry of a job in flight is deleted, and a job lease is an
 // hour. A violation is published, and the worker's report still makes the job done.
 func TestRunningJobIsNotLostAtOnce(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Jobs("g", "T", 1)
 	w.Admit("T")
 	held := w.Take("T", "c", 1)
@@ -176,8 +175,7 @@ func TestVanishedJobsOfABusyGroupEndAsLost(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := stagetest.Shared(t)
+			w := stagetest.Parallel(t, 1)
 			ctx := context.WithoutCancel(t.Context())
 			_, err := w.Store.Submit(auth.Trust(ctx), &messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(3)}, groups.Origin{At: time.Now()})
 			require.NoError(t, err)
@@ -203,8 +201,7 @@ func TestVanishedJobsOfABusyGroupEndAsLost(t *testing.T) {
 // in flight was deleted. An incremental check ends the job as LOST, although the interval is an
 // hour.
 func TestReclaimOfALeaseWithoutItsJobStartsAnAudit(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Jobs("g", "T", 2)
 	w.Admit("T")
 	held := w.Take("T", "c", 2)
@@ -226,8 +223,7 @@ func TestReclaimOfALeaseWithoutItsJobStartsAnAudit(t *testing.T) {
 // TestViolationOfAMovingGroupIsAnnouncedOnce: a violation is published once, although its group
 // moves and the counts in its detail change meanwhile.
 func TestViolationOfAMovingGroupIsAnnouncedOnce(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Jobs("g", "T", 5)
 	stagetest.AddToCount(t, w.Conn.Cmd, w.P, "g", ledger.Cancelled, 1)
 	run(w, frequentAudit, "w")
@@ -249,8 +245,7 @@ func TestViolationOfAMovingGroupIsAnnouncedOnce(t *testing.T) {
 // TestAllViolationsAreCounted: 150 jobs vanish. The metric counts 150 violations, although only 101
 // are published: 100, and one that summarizes the other 50.
 func TestAllViolationsAreCounted(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Jobs("g", "T", 150)
 	require.NoError(t, w.Conn.Cmd.Del(t.Context(), w.P.Queue("g", "T")).Err())
 	cfg := frequentAudit
@@ -265,8 +260,7 @@ func TestAllViolationsAreCounted(t *testing.T) {
 
 // TestViolationsAreAnnouncedOnce: a violation is published again only after it was gone.
 func TestViolationsAreAnnouncedOnce(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Jobs("g", "T", 2)
 	run(w, frequentAudit, "w")
 	count := func() (n int) {
@@ -316,8 +310,7 @@ func TestLostRenewalsBreakDurability(t *testing.T) {
 // TestFullAuditFindsWhatNoGroupShows: the full audit finds an unreadable entry in a ready stream,
 // which changes no group's counts, and publishes it as a violation of the law location.
 func TestFullAuditFindsWhatNoGroupShows(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Jobs("g", "T", 2)
 	require.NoError(t, w.Conn.Cmd.XAdd(t.Context(), &redis.XAddArgs{Stream: w.P.Ready("T"), Values: []string{"k", "v"}}).Err())
 	cfg := frequentAudit
@@ -330,8 +323,7 @@ func TestFullAuditFindsWhatNoGroupShows(t *testing.T) {
 // TestFullAuditOfTheWaitingRoom: an event of the waiting room has a slot and no settings. The
 // watcher's full audit publishes two violations, whose details do not name the user of the slot.
 func TestFullAuditOfTheWaitingRoom(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	p := w.Space.OfEvent("sale")
 	require.NoError(t, w.Conn.Cmd.ZAdd(t.Context(), p.Rooms(), redis.Z{Score: 1e15, Member: "sale"}).Err())
 	require.NoError(t, w.Conn.Cmd.ZAdd(t.Context(), p.RoomSlots("sale"), redis.Z{Score: 1e15, Member: "secret"}).Err())
@@ -357,8 +349,7 @@ func auditState(w *stagetest.World) api.AuditState {
 // of the watcher's last audits and the open violations. It returns them also after the watcher has
 // stopped, until an audit no longer finds them.
 func TestStateOfTheAuditIsStored(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Jobs("g", "T", 3)
 	before := auditState(w)
 	require.False(t, before.OK, "no watcher has looked")
@@ -403,8 +394,7 @@ func TestStateOfTheAuditIsStored(t *testing.T) {
 // TestStateOutlivesALeader: a new leader, which has made incremental checks and no full audit,
 // shows the violations and the time of the earlier leader's last full audit.
 func TestStateOutlivesALeader(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	cfg := frequentAudit
 	cfg.Audit.FullInterval = 50 * time.Millisecond
 	w.Jobs("g", "T", 3)
@@ -429,8 +419,7 @@ func TestStateOutlivesALeader(t *testing.T) {
 // TestUnreadableState: a stored state of the audit that can't be read does not stop the audit,
 // which replaces it.
 func TestUnreadableState(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	require.NoError(t, w.Conn.Cmd.SAdd(t.Context(), w.P.Audit(), "a").Err())
 	_, err := w.Store.Audit(stagetest.Trusted(t))
 	require.Error(t, err)
@@ -442,8 +431,7 @@ func TestUnreadableState(t *testing.T) {
 }
 
 func TestStateOfTheAuditIsForTheSystem(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	for _, p := range []auth.Principal{{}, {Role: auth.Producer, Tenant: "a"}, {Role: auth.Reader, Tenant: "a"}, {Role: auth.Metrics}} {
 		_, err := w.Store.Audit(auth.With(t.Context(), p))
 		require.ErrorIs(t, err, api.ErrNotAllowed)
@@ -455,8 +443,7 @@ func TestStateOfTheAuditIsForTheSystem(t *testing.T) {
 // TestBusiestTenantsAreFound: the watcher stores the only tenant that has jobs, with its 3
 // unfinished ones.
 func TestBusiestTenantsAreFound(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Jobs("g", "T", 3)
 	run(w, watcher.Config{}, "w-1")
 	w.Await("the busiest tenants", func() bool {
@@ -468,8 +455,7 @@ func TestBusiestTenantsAreFound(t *testing.T) {
 // TestHistoryIsRecorded: two watchers run. The history gets samples, of which no two are in the
 // same period of 10 s, and the first has the 3 waiting jobs.
 func TestHistoryIsRecorded(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Jobs("g", "T", 3)
 	run(w, watcher.Config{}, "w-1")
 	run(w, watcher.Config{}, "w-2")
@@ -514,8 +500,7 @@ func end(w *stagetest.World, n int) {
 }
 
 func TestExpiresGroups(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	ctx := t.Context()
 	const n = 110 // more than one batch
 	end(w, n)
@@ -548,8 +533,7 @@ func TestExpiresGroups(t *testing.T) {
 }
 
 func TestExpiresResultsBeforeGroups(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	ctx := t.Context()
 	const n = 130
 	end(w, n)
@@ -587,8 +571,7 @@ func TestTrimsWhatIsPastItsRetention(t *testing.T) {
 }
 
 func TestWritesTheNumberOfPartitionsAgain(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	run(w, watcher.Config{NoProcessorTimeout: 10 * time.Millisecond}, "w")
 	for range 2 {
 		w.Await("the number of partitions", func() bool { return w.Conn.Cmd.Get(t.Context(), w.Space.PartitionCount()).Val() == "1" })

@@ -45,8 +45,7 @@ func TestLeasesAreRenewed(t *testing.T) {
 }
 
 func TestLostLeaseEndsTheContext(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Jobs("g", "T", 1)
 	w.Admit("T")
 	cfg := config()
@@ -78,8 +77,7 @@ func TestLostLeaseEndsTheContext(t *testing.T) {
 // TestStaleOutcomeChangesNothing: a worker reports success for a job that was reclaimed and is
 // non-ready. The job is then started a second time, and has one result in the end.
 func TestStaleOutcomeChangesNothing(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Jobs("g", "T", 1)
 	w.Admit("T")
 	slow := newBlockingProcessor("T")

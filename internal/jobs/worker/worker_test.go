@@ -105,8 +105,7 @@ func TestFailingJobIsRetriedAndThenDeadLettered(t *testing.T) {
 }
 
 func TestGroupSetsMaxRetries(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	none := 0
 	w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", MaxRetries: &none, Jobs: stagetest.Numbered(1)})
 	w.Admit("T")
@@ -139,8 +138,7 @@ func TestErrorDecidesWhetherTheJobIsRetried(t *testing.T) {
 		}, "RESULT_TOO_LARGE", 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := stagetest.Shared(t)
+			w := stagetest.Parallel(t, 1)
 			w.Jobs("g", "T", 1)
 			w.Feed(stagetest.Patience, "T")
 			cfg := config()
@@ -160,8 +158,7 @@ type panickingResult struct{}
 func (panickingResult) MarshalJSON() ([]byte, error) { panic("secret") }
 
 func TestResultsAreEncodedOnOneLine(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Jobs("g", "T", 6)
 	w.Admit("T")
 	kinds := []any{
@@ -181,8 +178,7 @@ func TestResultsAreEncodedOnOneLine(t *testing.T) {
 // TestLargeResultsAreReportedInPieces: 100 jobs have results of the largest size. Each entry of the
 // results stream has at most a megabyte and two such results.
 func TestLargeResultsAreReportedInPieces(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Jobs("g", "T", 100)
 	w.Admit("T")
 	cfg := config()
@@ -208,8 +204,7 @@ func TestThrottledUsesNoRetry(t *testing.T) {
 		"with a Retry-After above the bound": {after: 1000 * time.Hour, least: 24 * time.Hour, most: 24 * time.Hour},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := stagetest.Shared(t)
+			w := stagetest.Parallel(t, 1)
 			w.Jobs("g", "T", 1)
 			w.Admit("T")
 			cfg := config()
@@ -229,8 +224,7 @@ func TestThrottledUsesNoRetry(t *testing.T) {
 // TestDeferredUsesNoRetry: a deferred job waits as long as its processor says. It may be deferred
 // again and again: that uses no retry and no throttle.
 func TestDeferredUsesNoRetry(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Jobs("g", "T", 2)
 	w.Feed(stagetest.Patience, "T")
 	cfg := config()
@@ -255,8 +249,7 @@ func TestDeferredUsesNoRetry(t *testing.T) {
 }
 
 func TestJobFailsAfterMaxThrottles(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Jobs("g", "T", 1)
 	w.Feed(stagetest.Patience, "T")
 	cfg := config()
@@ -269,8 +262,7 @@ func TestJobFailsAfterMaxThrottles(t *testing.T) {
 }
 
 func TestLargePayloadIsLoadedFromItsKey(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	large := []byte(`"` + strings.Repeat("x", 100<<10) + `"`)
 	w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: []messages.Job{{Payload: large}, {Payload: []byte(`1`)}, {Payload: large}}})
 	w.Admit("T")
@@ -306,8 +298,7 @@ func TestUnreadableEntriesAreQuarantined(t *testing.T) {
 }
 
 func TestWorkerRunsOnlyItsTypes(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Jobs("a", "A", 20)
 	w.Jobs("b", "B", 20)
 	w.Jobs("c", "C", 1)
@@ -348,9 +339,7 @@ func TestTwoWorkersRunEachJobOnce(t *testing.T) {
 // TestOneSlotServesAllPartitions: a process with one slot runs all jobs of ten groups, in an
 // installation with eight partitions.
 func TestOneSlotServesAllPartitions(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
-	w := stagetest.New(t, url, prefix, 8)
+	w := stagetest.Parallel(t, 8)
 	groups := []string{"g0", "g1", "g2", "g3", "g4", "g5", "g6", "g7", "g8", "g9"}
 	for _, g := range groups {
 		w.Submit(messages.SubmitGroup{ID: g, Type: "T", Jobs: stagetest.Numbered(30)})
@@ -367,9 +356,7 @@ func TestOneSlotServesAllPartitions(t *testing.T) {
 // TestIdlePartitionsDoNotDelayABusyOne: one of 16 partitions has jobs. The feeds of the others
 // block in Redis for a second at a time, but the one slot runs the 40 jobs in less than 10 s.
 func TestIdlePartitionsDoNotDelayABusyOne(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
-	w := stagetest.New(t, url, prefix, 16)
+	w := stagetest.Parallel(t, 16)
 	w.Jobs("g", "T", 40)
 	w.Admit("T")
 	cfg := config()
@@ -473,8 +460,7 @@ func TestAnAttemptKnowsTheLastError(t *testing.T) {
 // TestAnAttemptOfAGatedTypeKnowsTheLastError: for a job of a gated type, the script start delivers
 // the last error. So Process sees it, and Admit, which is called before the start, does not.
 func TestAnAttemptOfAGatedTypeKnowsTheLastError(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Jobs("g", "G", 1)
 	w.Feed(stagetest.Patience, "G")
 	g := newGatedProcessor("G")

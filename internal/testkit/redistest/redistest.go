@@ -234,6 +234,13 @@ var shared struct {
 	users  int
 }
 
+// Parallel is [Shared] for a test that runs in parallel with others.
+func Parallel(t *testing.T) (url, prefix string) {
+	t.Helper()
+	t.Parallel()
+	return Shared(t)
+}
+
 // Shared returns the URL of the redis-server that all tests of the binary share, and a key prefix
 // for this test alone. The first call starts the server. Tests that use it may run in parallel;
 // they must not flush, configure or stop it.

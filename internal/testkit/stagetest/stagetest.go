@@ -64,6 +64,13 @@ func Shared(t testing.TB) *World {
 	return New(t, url, prefix, 1)
 }
 
+// Parallel is [Shared] with a number of partitions, for a test that runs in parallel with others.
+func Parallel(t *testing.T, partitions int) *World {
+	t.Helper()
+	url, prefix := redistest.Parallel(t)
+	return New(t, url, prefix, partitions)
+}
+
 // Both runs a test on a real server and on miniredis, in parallel with other tests.
 func Both(t *testing.T, test func(*World)) {
 	t.Helper()

@@ -305,8 +305,7 @@ func (c *counted) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proc
 // 30 commands. All get 401 or 429, and a valid key gets 200 after each hundred of them, from their
 // address.
 func TestFloodOfWrongKeys(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	k, err := keyStore(w, time.Now).Create(t.Context(), apikey.Request{Role: auth.Reader})
 	require.NoError(t, err)
 	conn := w.Connect()
