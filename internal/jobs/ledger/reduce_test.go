@@ -19,8 +19,7 @@ import (
 // returns their results as read from the stream: one entry a job.
 func (w *world) reported(group string, n int) []results {
 	w.Helper()
-	w.create(group, "acme", "T")
-	w.append(group, n)
+	w.fill(group, n, "acme", "T")
 	w.seal(group)
 	for _, j := range w.begin("T", "c", n) {
 		w.outcome("T", done(j))
@@ -201,8 +200,7 @@ func (w *world) reduceAll() {
 // deleted with the next round.
 func TestReduceFailures(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("g", "acme", "T", "reduce_failures", "1")
-		w.append("g", 2)
+		w.fill("g", 2, "acme", "T", "reduce_failures", "1")
 		w.seal("g")
 		run := w.begin("T", "c", 2)
 		w.outcome("T", other(ledger.OutcomeFailed, run[0], 0))

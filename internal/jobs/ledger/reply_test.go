@@ -72,8 +72,7 @@ func TestUnexpectedRepliesAreErrors(t *testing.T) {
 		}, false},
 	}
 	both(t, func(w *world) {
-		w.create("g", "acme", "T")
-		w.append("g", 60)
+		w.fill("g", 60, "acme", "T")
 		w.create("h", "acme", "T")
 		fence, err := ledger.Lead(w.Context(), w.c, w.p, "w", time.Hour)
 		require.NoError(w, err)
@@ -137,8 +136,7 @@ func FuzzGarbage(f *testing.F) {
 		if keys := w.keys(); len(keys) > 0 {
 			require.NoError(t, c.Del(t.Context(), keys...).Err())
 		}
-		w.create("g", "acme", "T")
-		w.append("g", 1)
+		w.fill("g", 1, "acme", "T")
 		lies := func(err error) { require.NoError(t, err) }
 		lies(c.XAdd(t.Context(), &redis.XAddArgs{Stream: w.p.Ready("T"), Values: []any{ledger.BlobField, blob}}).Err())
 		lies(c.ZAdd(t.Context(), w.p.NonReadyOf("acme"), redis.Z{Score: 1, Member: blob}).Err())

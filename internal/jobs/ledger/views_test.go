@@ -211,8 +211,7 @@ func TestTotals(t *testing.T) {
 			require.Zero(w, retired)
 		}
 		is(api.JobTotals{})
-		w.create("g", "acme", "T")
-		w.append("g", 4)
+		w.fill("g", 4, "acme", "T")
 		w.appendJobs(ledger.AppendArgs{Group: "g", Jobs: []ledger.NewJob{{Payload: []byte("1"), RunAt: new(time.Now().Add(300 * time.Millisecond))}}})
 		is(api.JobTotals{Accepted: 5})
 		held := w.begin("T", "c", 4)
@@ -294,8 +293,7 @@ func TestReadQueues(t *testing.T) {
 			id, tenant, typ string
 			jobs            int
 		}{{"a", "acme", "T", 3}, {"b", "acme", "T", 5}, {"c", "acme", "U", 1}, {"d", "globex", "T", 2}} {
-			w.create(g.id, g.tenant, g.typ)
-			w.append(g.id, g.jobs)
+			w.fill(g.id, g.jobs, g.tenant, g.typ)
 		}
 		w.pause(ledger.PauseType, "U")
 		acme, other := ledger.TenantQueue{Type: "T", Lane: "normal", Tenant: "acme"}, ledger.TenantQueue{Type: "U", Lane: "normal", Tenant: "acme"}
@@ -445,8 +443,7 @@ func TestTakeDeletedFound(t *testing.T) {
 			return suspicious
 		}
 		require.False(w, take())
-		w.create("g", "acme", "T")
-		w.append("g", 1)
+		w.fill("g", 1, "acme", "T")
 		run := w.begin("T", "c", 1)
 		require.NoError(w, w.c.XDel(w.Context(), w.p.Ready("T"), run[0].entry).Err())
 		require.NotEmpty(w, w.reclaim("T", 1).Missing)
@@ -488,8 +485,7 @@ func init() {
 		takesMore bool
 		prepare   func(w *world) act
 	}{"why, and a cancellation", false, func(w *world) act {
-		w.create("g", "acme", "T")
-		w.append("g", 2)
+		w.fill("g", 2, "acme", "T")
 		return func() error {
 			if _, err := ledger.Why(w.Context(), w.c, w.p, "g", 1, 10); err != nil {
 				return err
@@ -512,8 +508,7 @@ func TestWhy(t *testing.T) {
 	both(t, func(w *world) {
 		_, err := ledger.Why(w.Context(), w.c, w.p, "g", ledger.NextJob, 100)
 		require.ErrorIs(w, err, api.ErrNotFound)
-		w.create("small", "acme", "T")
-		w.append("small", 4)
+		w.fill("small", 4, "acme", "T")
 		w.create("g", "acme", "T")
 		all := jobs(60)
 		for i := 2; i < len(all); i += 3 {
@@ -542,8 +537,7 @@ func TestWhy(t *testing.T) {
 		// Six groups come before g, and Why may count the waiting jobs of 3 of them.
 		for i := range 5 {
 			group := fmt.Sprint("s", i)
-			w.create(group, "acme", "T")
-			w.append(group, 1)
+			w.fill(group, 1, "acme", "T")
 		}
 		few, err := ledger.Why(w.Context(), w.c, w.p, "g", 0, 3)
 		require.NoError(w, err)
@@ -554,8 +548,7 @@ func TestWhy(t *testing.T) {
 
 func TestWhyTellsWhatStandsInTheWay(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("g", "acme", "T")
-		w.append("g", 3)
+		w.fill("g", 3, "acme", "T")
 		require.Equal(w, ledger.WaitingJob{Tenant: "acme", Status: api.StatusCreated, Types: []string{"T"}, Type: "T", Accepted: 3, State: ledger.Waiting, Ordinal: 2, Place: 2}, w.why("g", 2))
 		w.c.HSet(w.Context(), w.p.Group("g"), "paused", 1)
 		w.c.HSet(w.Context(), w.p.Pauses(), "t:acme", 1, "y:T", 1)
@@ -576,8 +569,7 @@ func TestWhyTellsWhatStandsInTheWay(t *testing.T) {
 // of a group without waiting jobs. Place is -1 where the search in the queue fails.
 func TestWhyOutOfTheQueue(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("g", "acme", "T")
-		w.append("g", 2)
+		w.fill("g", 2, "acme", "T")
 		w.admit("T", 2, noLimit)
 		l := w.why("g", 1)
 		require.Equal(w, ledger.Ready, l.State)
@@ -587,8 +579,7 @@ func TestWhyOutOfTheQueue(t *testing.T) {
 		require.EqualValues(w, ledger.NextJob, l.Ordinal)
 		require.EqualValues(w, 2, l.Ready)
 
-		w.create("h", "acme", "T")
-		w.append("h", 3)
+		w.fill("h", 3, "acme", "T")
 		queue := w.p.Queue("h", "T") // a queue whose order does not fit, so that the search by bisection fails
 		blobs := w.c.LRange(w.Context(), queue, 0, -1).Val()
 		w.c.Del(w.Context(), queue)

@@ -117,6 +117,13 @@ func (w *world) append(group string, n int) {
 	}
 }
 
+// fill creates a group with n jobs.
+func (w *world) fill(group string, n int, tenant, typ string, fields ...string) {
+	w.Helper()
+	w.create(group, tenant, typ, fields...)
+	w.append(group, n)
+}
+
 func (w *world) appendJobs(a ledger.AppendArgs) ledger.AppendReply {
 	w.Helper()
 	a.Limit = cmp.Or(a.Limit, 1e7)

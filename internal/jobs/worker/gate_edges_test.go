@@ -112,9 +112,7 @@ func TestGatedJobsLeaveSlotsToOthers(t *testing.T) {
 // TestAProcessWithoutSlotsGivesPassesBack: a process is resized to 0 slots while a job runs and two
 // started jobs wait for a slot. It returns their passes, and releases the two.
 func TestAProcessWithoutSlotsGivesPassesBack(t *testing.T) {
-	w := stagetest.Parallel(t, 1)
-	w.Jobs("g", "G", 3)
-	w.Admit("G")
+	w := withReady(t, "G", 3)
 	g := newGatedProcessor("G")
 	end := make(chan struct{})
 	g.process = func(context.Context, processor.Job) error { <-end; return nil }
@@ -214,9 +212,7 @@ func (p panickingPass) Process(context.Context, processor.Job) (any, error) { re
 // TestAPassThatPanics: a job is done, and the process lives on, although the method Return of its
 // pass panics.
 func TestAPassThatPanics(t *testing.T) {
-	w := stagetest.Parallel(t, 1)
-	w.Jobs("g", "G", 1)
-	w.Admit("G")
+	w := withReady(t, "G", 1)
 	w.Run(newWorker(w, config(), panickingPass{newGatedProcessor("G")}))
 	w.AwaitCounts("g", api.Counts{Accepted: 1, Done: 1})
 }

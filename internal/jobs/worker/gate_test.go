@@ -162,9 +162,7 @@ func TestErrorsOfAdmit(t *testing.T) {
 		"timeout":   {untilEnd, processor.CodeTimeout},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := stagetest.Parallel(t, 1)
-			w.Jobs("g", "G", 1)
-			w.Admit("G")
+			w := withReady(t, "G", 1)
 			g := newGatedProcessor("G")
 			g.admit = tt.admit
 			cfg := config()
@@ -203,9 +201,7 @@ func TestPassesComeBack(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := stagetest.Parallel(t, 1)
-			w.Jobs("g", "G", 1)
-			w.Admit("G")
+			w := withReady(t, "G", 1)
 			g := newGatedProcessor("G")
 			if tt.process != nil {
 				g.process = tt.process
@@ -229,9 +225,7 @@ func TestPassesComeBack(t *testing.T) {
 // TestACancelledGroupWaitsForNoPass: a group is cancelled while its job waits for a pass. The
 // context of the call of Admit ends, the ready stream becomes empty, and Process is not called.
 func TestACancelledGroupWaitsForNoPass(t *testing.T) {
-	w := stagetest.Parallel(t, 1)
-	w.Jobs("g", "G", 1)
-	w.Admit("G")
+	w := withReady(t, "G", 1)
 	g := newGatedProcessor("G")
 	ended := make(chan error, 1)
 	g.admit = func(ctx context.Context, _ processor.Job) error {
@@ -251,9 +245,7 @@ func TestACancelledGroupWaitsForNoPass(t *testing.T) {
 // TestAPassOfAJobThatIsNotStarted: Admit cancels the group of its job and then gives a pass. The
 // job is not started, and the pass comes back with a deferral.
 func TestAPassOfAJobThatIsNotStarted(t *testing.T) {
-	w := stagetest.Parallel(t, 1)
-	w.Jobs("g", "G", 1)
-	w.Admit("G")
+	w := withReady(t, "G", 1)
 	g := newGatedProcessor("G")
 	g.admit = func(context.Context, processor.Job) error {
 		_, err := w.Store.Cancel(auth.Trust(context.WithoutCancel(t.Context())), "g")
@@ -284,9 +276,7 @@ func TestHowManyJobsWaitForAPass(t *testing.T) {
 		"a time that is over": {processor.Availability{Free: 0, Next: time.Now().Add(-time.Second)}, 50, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := stagetest.Parallel(t, 1)
-			w.Jobs("g", "G", 100)
-			w.Admit("G")
+			w := withReady(t, "G", 100)
 			g := newGatedProcessor("G")
 			g.offer(tt.available)
 			g.admit = untilEnd
@@ -308,9 +298,7 @@ func TestHowManyJobsWaitForAPass(t *testing.T) {
 // TestJobsWithAPassWaitForASlot: jobs with a pass wait for a slot. While all slots are busy, the
 // process reads only two jobs ahead.
 func TestJobsWithAPassWaitForASlot(t *testing.T) {
-	w := stagetest.Parallel(t, 1)
-	w.Jobs("g", "G", 20)
-	w.Admit("G")
+	w := withReady(t, "G", 20)
 	g := newGatedProcessor("G")
 	g.process = untilEnd
 	cfg := config()
@@ -331,9 +319,7 @@ func TestJobsWithAPassWaitForASlot(t *testing.T) {
 // TestNoJobIsReadWhileNoPassIsExpected: a processor says that no pass is free for an hour: Admit is
 // not called. After it no longer names a time, its 4 jobs are done.
 func TestNoJobIsReadWhileNoPassIsExpected(t *testing.T) {
-	w := stagetest.Parallel(t, 1)
-	w.Jobs("g", "G", 4)
-	w.Admit("G")
+	w := withReady(t, "G", 4)
 	g := newGatedProcessor("G")
 	g.offer(processor.Availability{Free: 0, Next: time.Now().Add(time.Hour)})
 	wk := newWorker(w, config(), g)
@@ -361,9 +347,7 @@ func TestTheReportSaysHowManyPassesThereAre(t *testing.T) {
 // TestStopDoesNotWaitForAdmit: a worker stops although a call of Admit ignores the end of its
 // context. The job is ready then. The late pass comes back with a deferral.
 func TestStopDoesNotWaitForAdmit(t *testing.T) {
-	w := stagetest.Parallel(t, 1)
-	w.Jobs("g", "G", 1)
-	w.Admit("G")
+	w := withReady(t, "G", 1)
 	g := newGatedProcessor("G")
 	end := make(chan struct{})
 	g.admit = func(context.Context, processor.Job) error { <-end; return nil }
@@ -382,9 +366,7 @@ func TestStopDoesNotWaitForAdmit(t *testing.T) {
 
 // TestWaitingJobsKeepTheirLease: the lease of a job that waits for a pass is renewed.
 func TestWaitingJobsKeepTheirLease(t *testing.T) {
-	w := stagetest.Parallel(t, 1)
-	w.Jobs("g", "G", 1)
-	w.Admit("G")
+	w := withReady(t, "G", 1)
 	g := newGatedProcessor("G")
 	g.admit = untilEnd
 	cfg := config()

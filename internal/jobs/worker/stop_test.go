@@ -29,9 +29,7 @@ func runInBackground(w *stagetest.World, wk *worker.Worker) (stop context.Cancel
 }
 
 func TestStopWaitsForTheRunningJob(t *testing.T) {
-	w := stagetest.Parallel(t, 1)
-	w.Jobs("g", "T", 1)
-	w.Admit("T")
+	w := withReady(t, "T", 1)
 	g := newBlockingProcessor("T")
 	cfg := config()
 	cfg.Count = 3
@@ -65,9 +63,7 @@ func TestStopReleasesJobsAfterTheGracePeriod(t *testing.T) {
 	t.Parallel()
 	for name, ignores := range map[string]bool{"a processor that ends with its context": false, "a processor that ignores its context": true} {
 		t.Run(name, func(t *testing.T) {
-			w := stagetest.Parallel(t, 1)
-			w.Jobs("g", "T", 1)
-			w.Admit("T")
+			w := withReady(t, "T", 1)
 			g := newBlockingProcessor("T")
 			var proc processor.Processor
 			causes := make(chan error, 1)
@@ -290,9 +286,7 @@ func TestPoolOfNoSlots(t *testing.T) {
 // TestPrefetchIsBounded: a process with 3 slots prefetches no job that takes 60 ms or more. It
 // holds only the 3 jobs that it runs; the rest of the 50 jobs stay ready.
 func TestPrefetchIsBounded(t *testing.T) {
-	w := stagetest.Parallel(t, 1)
-	w.Jobs("g", "T", 50)
-	w.Admit("T")
+	w := withReady(t, "T", 50)
 	g := newBlockingProcessor("T")
 	cfg := config()
 	cfg.Count, cfg.Block = 3, 10*time.Millisecond

@@ -28,6 +28,15 @@ import (
 	"github.com/bulkaction/bulkaction/processor"
 )
 
+// withReady returns an installation with a group g of n ready jobs of a type, for a parallel test.
+func withReady(t *testing.T, typ string, n int) *stagetest.World {
+	t.Helper()
+	w := stagetest.Parallel(t, 1)
+	w.Jobs("g", typ, n)
+	w.Admit(typ)
+	return w
+}
+
 func TestTakesAJobAndRunsIt(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: []messages.Job{{Payload: []byte(`{"to":"a@example.com"}`)}}})
@@ -158,9 +167,7 @@ type panickingResult struct{}
 func (panickingResult) MarshalJSON() ([]byte, error) { panic("secret") }
 
 func TestResultsAreEncodedOnOneLine(t *testing.T) {
-	w := stagetest.Parallel(t, 1)
-	w.Jobs("g", "T", 6)
-	w.Admit("T")
+	w := withReady(t, "T", 6)
 	kinds := []any{
 		nil, struct{ A int }{7}, json.RawMessage("{\n  \"a\": [1,\r\n 2]\n}"), json.RawMessage(nil), "a\nb", strings.Repeat("x", processor.MaxResultBytes-2),
 	}
@@ -178,9 +185,7 @@ func TestResultsAreEncodedOnOneLine(t *testing.T) {
 // TestLargeResultsAreReportedInPieces: 100 jobs have results of the largest size. Each entry of the
 // results stream has at most a megabyte and two such results.
 func TestLargeResultsAreReportedInPieces(t *testing.T) {
-	w := stagetest.Parallel(t, 1)
-	w.Jobs("g", "T", 100)
-	w.Admit("T")
+	w := withReady(t, "T", 100)
 	cfg := config()
 	cfg.Count = 100
 	w.Run(newWorker(w, cfg, processorReturning("T", strings.Repeat("x", processor.MaxResultBytes-2), nil)))
@@ -204,9 +209,7 @@ func TestThrottledUsesNoRetry(t *testing.T) {
 		"with a Retry-After above the bound": {after: 1000 * time.Hour, least: 24 * time.Hour, most: 24 * time.Hour},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := stagetest.Parallel(t, 1)
-			w.Jobs("g", "T", 1)
-			w.Admit("T")
+			w := withReady(t, "T", 1)
 			cfg := config()
 			cfg.Backoff = 500 * time.Millisecond
 			w.Run(newWorker(w, cfg, processorReturning("T", nil, processor.Throttled(tt.after, errors.New("429")))))
