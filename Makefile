@@ -7,7 +7,7 @@ PKG       ?= ./...
 # chosen is PKG, or without a PKG the packages that its argument lists.
 chosen     = $(if $(filter file,$(origin PKG)),$(1),$(PKG))
 # TEST lists all packages but those of `make integration`, `make browser` and `make generated`.
-TEST       = $(shell go list ./... | grep -vE '/tests/(integration|chaos|guards|browser)$$|/acl/derive$$')
+TEST       = $(shell go list ./... | grep -vE '/tests/(integration|chaos|browser)$$|/acl/derive$$')
 # RACE lists packages whose goroutines share memory: the roles and their consumers of streams, guards
 # and accounts, the servers and their event streams, and what batches or caches calls.
 RACE      := ./client/... ./entry ./guard ./processor/... ./run ./internal/access/... ./internal/calls/lending ./internal/process/app \
@@ -123,7 +123,7 @@ testbin:
 
 .PHONY: integration
 integration: deps testbin ## Run the tests across processes, and the commands of the documents
-	BULKACTION_TEST_BIN=$(TESTBIN) go test -timeout 20m -p $(PARALLEL) -parallel $(PARALLEL) $(TESTFLAGS) ./tests/integration ./tests/chaos ./tests/guards
+	BULKACTION_TEST_BIN=$(TESTBIN) go test -timeout 20m -p $(PARALLEL) -parallel $(PARALLEL) $(TESTFLAGS) ./tests/integration ./tests/chaos
 
 AXE := $(CURDIR)/.bin/axe-core-4.14.1.js
 
@@ -201,8 +201,8 @@ bench-compare: deps ## Compare the speed with that of another revision, in alter
 	BASE='$(BASE)' bash bench/compare.sh
 
 .PHONY: chaos
-chaos: deps testbin ## Run the system under faults for 15 minutes; CHAOS_SEED, CHAOS_JOBS, CHAOS_PHASES, CHAOS_OUT=report.json
-	CHAOS_FULL=1 CHAOS_SEED='$(CHAOS_SEED)' CHAOS_JOBS='$(CHAOS_JOBS)' CHAOS_PHASES='$(CHAOS_PHASES)' CHAOS_OUT='$(abspath $(CHAOS_OUT))' \
+chaos: deps testbin ## Run the system under faults for 15 minutes; CHAOS_SEED, CHAOS_JOBS, CHAOS_PHASES, CHAOS_OUT=report.json, CHAOS_PAGE=docs/reliability.md
+	CHAOS_FULL=1 CHAOS_SEED='$(CHAOS_SEED)' CHAOS_JOBS='$(CHAOS_JOBS)' CHAOS_PHASES='$(CHAOS_PHASES)' CHAOS_OUT='$(abspath $(CHAOS_OUT))' CHAOS_PAGE='$(abspath $(CHAOS_PAGE))' \
 		BULKACTION_TEST_BIN=$(TESTBIN) go test ./tests/chaos -run '^TestChaos$$' -count=1 -timeout 60m -v
 
 .PHONY: plots

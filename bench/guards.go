@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/guard"
-	"github.com/bulkaction/bulkaction/internal/testkit/faultproxy"
+	"github.com/bulkaction/bulkaction/internal/testkit/redisproc"
 )
 
 const (
@@ -183,7 +183,7 @@ func (b *guardBench) handovers() map[string]float64 {
 func (b *guardBench) limits(context.Context) values {
 	const lostReplies = 0.05 // the probability with which the proxy drops a reply, and resets the connection
 	at := must(url.Parse(b.url))
-	proxy := must(faultproxy.New(at.Host))
+	proxy := must(redisproc.NewProxy(at.Host))
 	defer proxy.Close() //nolint:errcheck // nothing can be lost
 	at.Host = proxy.Addr()
 	rng := rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))

@@ -44,9 +44,9 @@ var scenes = map[string]scene{
 			proc := processor.Func("T", func(context.Context, processor.Job) (any, error) { return nil, <-outside })
 			bulktest.RunLimited(t, run.Config{}, []processor.Processor{proc}, func(_ *testing.T, s *bulktest.System) {
 				s.Submit(one("T"))
-			}, 2*time.Second)
+			}, time.Second)
 		},
-		[]string{"the clock has stood still for 2s", "Type T, job g.0, attempt 1", "failing_test.go"},
+		[]string{"the clock has stood still for 1s", "Type T, job g.0, attempt 1", "failing_test.go"},
 	},
 	"a processor works without end": {
 		func(t *testing.T) {
@@ -57,13 +57,14 @@ var scenes = map[string]scene{
 			})
 			bulktest.RunLimited(t, run.Config{}, []processor.Processor{proc}, func(_ *testing.T, s *bulktest.System) {
 				s.Submit(one("T"))
-			}, 2*time.Second)
+			}, time.Second)
 		},
-		[]string{"the clock has stood still for 2s", "Processors that run: 1.", "failing_test.go"},
+		[]string{"the clock has stood still for 1s", "Processors that run: 1.", "failing_test.go"},
 	},
 	"a group is paused": {
 		func(t *testing.T) {
-			bulktest.Run(t, run.Config{}, []processor.Processor{quick("T")}, func(t *testing.T, s *bulktest.System) {
+			bulktest.ShortenPatience(10 * time.Second)
+			bulktest.Run(t, impatient, []processor.Processor{quick("T")}, func(t *testing.T, s *bulktest.System) {
 				_, err := s.API.Submit(t.Context(), client.Submission{ID: "empty", Type: "T"})
 				require.NoError(t, err)
 				_, err = s.API.Pause(t.Context(), "empty")
@@ -80,7 +81,8 @@ var scenes = map[string]scene{
 			proc := processor.Func("T", func(context.Context, processor.Job) (any, error) {
 				return nil, processor.Deferred(time.Hour, "no account")
 			})
-			bulktest.Run(t, run.Config{}, []processor.Processor{proc}, func(_ *testing.T, s *bulktest.System) { s.Submit(one("T")) })
+			bulktest.ShortenPatience(10 * time.Second)
+			bulktest.Run(t, impatient, []processor.Processor{proc}, func(_ *testing.T, s *bulktest.System) { s.Submit(one("T")) })
 		},
 		[]string{"group g makes no progress: ", "no account"},
 	},
@@ -113,6 +115,9 @@ var scenes = map[string]scene{
 		[]string{"RedisURL, REDIS_URL and ADMIN_ADDR must not be set"},
 	},
 }
+
+// impatient has a timeout of jobs that adds little to the patience of Wait.
+var impatient = run.Config{Settings: map[string]string{"JOB_TIMEOUT": "1s"}}
 
 func quick(typ string) processor.Processor {
 	return processor.Func(typ, func(context.Context, processor.Job) (any, error) { return nil, nil })

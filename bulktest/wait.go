@@ -42,7 +42,7 @@ func (s *System) Submit(g client.Submission) Ended {
 // patience is how long (in the bubble's time) Wait accepts that nothing happens to a group, in
 // addition to the timeout of a job, when no start time is known. Skipped time does not count, but
 // each skip takes `restart` off.
-const patience = 2 * time.Minute
+var patience = 2 * time.Minute // tests shorten it
 
 const (
 	pause   = 250 * time.Millisecond // between two looks at a group

@@ -17,6 +17,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/testkit/rapidtest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
@@ -26,7 +27,7 @@ import (
 func TestBounds(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t)
-	s := newScripted(t, &redis.Options{Addr: server.Addr()}, nil)
+	s := rapidtest.NewScripts(t, &redis.Options{Addr: server.Addr()}, nil, allScripts...)
 	st := &stage{T: t, s: s, now: 1_700_000_000_000_000, base: "t:guard:{pool/p}:"}
 	const members, waiters = 100, 200
 	args := []any{0, "sliding|1|1000|0|1|60000|1|1|3000|4000|1000|0", 1, members}
@@ -40,10 +41,11 @@ func TestBounds(t *testing.T) {
 	for i := range waiters {
 		require.Equal(t, "QUEUED", st.must("acquire", fmt.Sprint("y-", i), "y", "", "", 0, 1000, 1000, "")[0])
 	}
-	size := func(key string) int64 { return s.c.ZCard(t.Context(), st.base+key).Val() }
+	size := func(key string) int64 { return s.ZCard(t.Context(), st.base+key).Val() }
 	rules := refRules{failures: 1, successes: 1, concurrency: 1}
 	lawful := func() {
-		_, keys := s.run(check{t}, st.now, "inspect", guardKeys(st.base), []any{0, 0})
+		_, keys, err := s.Run(st.now, "inspect", guardKeys(st.base), []any{0, 0})
+		require.NoError(t, err)
 		readStored(check{t}, st.base, keys).lawful(check{t}, func(string) refRules { return rules })
 	}
 

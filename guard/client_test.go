@@ -475,8 +475,7 @@ func TestOutage(t *testing.T) {
 // TestMistakes: a bad name or number of tokens is an error. A bad spec gives one error, in a line,
 // that names all six bad fields. After Close, calls fail with ErrClosed.
 func TestMistakes(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
+	url, prefix := redistest.Parallel(t)
 	_, c := newTestClient(t, url, prefix)
 	ctx := t.Context()
 	_, err := c.Pool(ctx, "a b", Spec{Lease: time.Nanosecond, MaxQueue: -1, Rev: -1, Concurrency: -7})
@@ -537,8 +536,7 @@ func TestPolicyRemovedWhileOpen(t *testing.T) {
 // TestGivenUpCallsLeaveNothing: 100 calls of TryLock get contexts that end after 100 µs, and each
 // lease is released. At most 15 s later no lock has a lease in Redis.
 func TestGivenUpCallsLeaveNothing(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
+	url, prefix := redistest.Parallel(t)
 	rdb, c := newTestClient(t, url, prefix)
 	const n = 100
 	for i := range n {
@@ -577,8 +575,7 @@ func TestCallsThatWereNotSentAreNotCancelled(t *testing.T) {
 }
 
 func TestLargeRevIsExact(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
+	url, prefix := redistest.Parallel(t)
 	_, c := newTestClient(t, url, prefix)
 	for _, rev := range []int64{1790000000123456, 1790000000123498, 1 << 53} {
 		name := fmt.Sprint("p", rev)
@@ -598,8 +595,7 @@ func TestLargeRevIsExact(t *testing.T) {
 // TestRefusedDeclarationChangesNothing: after a declaration of a pool is refused, its member can
 // still be lent.
 func TestRefusedDeclarationChangesNothing(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
+	url, prefix := redistest.Parallel(t)
 	_, c := newTestClient(t, url, prefix)
 	p, err := c.Pool(t.Context(), "p", Spec{Members: []Member{{ID: "a"}}})
 	require.NoError(t, err)
@@ -611,8 +607,7 @@ func TestRefusedDeclarationChangesNothing(t *testing.T) {
 }
 
 func TestMistakesOfSpecsAreNamed(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
+	url, prefix := redistest.Parallel(t)
 	_, c := newTestClient(t, url, prefix)
 	for want, p := range map[string]*Pool{
 		"0 leases at once: must be 1 to 1000000":  c.Semaphore("none", 0),
@@ -628,8 +623,7 @@ func TestMistakesOfSpecsAreNamed(t *testing.T) {
 // TestShorterLeaseIsRenewed: a lock is lent for a minute and released. Then it is lent for 3 s, and
 // this lease is renewed: its end moves on.
 func TestShorterLeaseIsRenewed(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
+	url, prefix := redistest.Parallel(t)
 	_, c := newTestClient(t, url, prefix)
 	l, err := c.Lock("x", TTL(time.Minute)).TryLock(t.Context())
 	require.NoError(t, err)
@@ -645,8 +639,7 @@ func TestShorterLeaseIsRenewed(t *testing.T) {
 // lives for longer than the spent permit counts, with five rates. After each call, the test cuts
 // the times to live of all keys to half the time of new keys, and 10 s.
 func TestKeysOutliveSpentPermits(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
+	url, prefix := redistest.Parallel(t)
 	rdb, c := newTestClient(t, url, prefix)
 	for name, test := range map[string]struct {
 		rate Rate
@@ -680,8 +673,7 @@ func TestKeysOutliveSpentPermits(t *testing.T) {
 // which had a minute left, a longer time to live than the lease. The keys of a semaphore whose
 // lease ended as throttled for 20 minutes live for longer than that.
 func TestKeysOutliveLeasesAndThrottling(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
+	url, prefix := redistest.Parallel(t)
 	rdb, c := newTestClient(t, url, prefix)
 	_, newer := newTestClient(t, url, prefix)
 	outlive := func(base string, least time.Duration, keys ...string) {
@@ -709,8 +701,7 @@ func TestKeysOutliveLeasesAndThrottling(t *testing.T) {
 // TestCloseLeavesQueues: ten times, a client with five calls in the queue of a lock is closed. When
 // Close returns, the queue is empty.
 func TestCloseLeavesQueues(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
+	url, prefix := redistest.Parallel(t)
 	rdb, holder := newTestClient(t, url, prefix)
 	_, err := holder.Lock("x").TryLock(t.Context())
 	require.NoError(t, err)

@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/guard"
-	"github.com/bulkaction/bulkaction/internal/testkit/faultproxy"
+	"github.com/bulkaction/bulkaction/internal/testkit/redisproc"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
@@ -191,7 +191,7 @@ func TestRedisAway(t *testing.T) {
 func TestLostReplies(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t)
-	proxy, err := faultproxy.New(server.Addr())
+	proxy, err := redisproc.NewProxy(server.Addr())
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = proxy.Close() })
 	ctx := t.Context()

@@ -2,21 +2,18 @@ package guard
 
 import (
 	"cmp"
-	"context"
-	"crypto/sha1"
-	"encoding/hex"
-	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
-	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
 
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
+	"github.com/bulkaction/bulkaction/internal/testkit/rapidtest"
 )
 
 // check has the assertions of the tests of scripts. A failed one ends the test t.
@@ -50,116 +47,9 @@ func (c check) number(text string) int64 {
 	return n
 }
 
-// source is a script whose text tests change.
-type source struct{ sha, text string }
-
-func newSource(text string) source {
-	sum := sha1.Sum([]byte(text))
-	return source{hex.EncodeToString(sum[:]), text}
-}
-
-// dumpKeys is a Lua script that returns the Redis type, the time to live and the content of every
-// key.
-var dumpKeys = newSource(`
-local out = {}
-for _, key in ipairs(redis.call('KEYS', '*')) do
-  local kind, content = redis.call('TYPE', key), {}
-  if type(kind) == 'table' then kind = kind.ok end
-  if kind == 'hash' then
-    content = redis.call('HGETALL', key)
-  elseif kind == 'zset' then
-    content = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
-  end
-  out[#out + 1] = { key, kind, redis.call('PTTL', key), content }
-end
-return out
-`)
-
-// scripted runs the package's Lua scripts on a Redis or miniredis whose time the test sets.
-type scripted struct {
-	c       *redis.Client
-	scripts map[string]source
-	setTime func(pipe redis.Pipeliner, micros int64)
-}
-
-// clockKey is the key from which the scripts read the time, in µs, on a real Redis.
-const clockKey = "clock"
-
-var allScripts = map[string]*call.Script{
-	"acquire": acquireScript, "control": controlScript, "declare": declareScript, "inspect": inspectScript,
-	"release": releaseScript, "renew": renewScript, "take": takeScript, "wait": waitScript,
-}
-
-// newScripted loads the scripts. With setTime nil, for a real Redis, the scripts are changed to
-// read the time from a key.
-func newScripted(t testing.TB, opts *redis.Options, setTime func(time.Time)) *scripted {
-	t.Helper()
-	opts.DisableIdentity, opts.Protocol = true, 2
-	opts.MaxRetries, opts.ReadTimeout = -1, time.Minute // a script that is repeated is a second call
-	c := redis.NewClient(opts)
-	t.Cleanup(func() { _ = c.Close() })
-	s := &scripted{c: c, scripts: map[string]source{"dump": dumpKeys}}
-	for name, script := range allScripts {
-		text := script.Source()
-		if setTime == nil {
-			const now = "  local t = call('TIME')\n  return t[1] * 1000000 + t[2]\n"
-			require.Equal(t, 1, strings.Count(text, now))
-			text = strings.Replace(text, now, "  return tonumber(call('GET', '"+clockKey+"'))\n", 1)
-		}
-		s.scripts[name] = newSource(text)
-	}
-	for _, src := range s.scripts {
-		require.NoError(t, c.ScriptLoad(t.Context(), src.text).Err())
-	}
-	s.setTime = func(pipe redis.Pipeliner, micros int64) {
-		if setTime != nil {
-			setTime(time.UnixMicro(micros))
-		} else {
-			pipe.Set(context.Background(), clockKey, micros, 0)
-		}
-	}
-	return s
-}
-
-// key is a key as dumpKeys shows it: its Redis type, time to live in ms (-1: none) and content.
-type key struct {
-	kind    string
-	ttl     int64
-	content []string
-}
-
-func (k key) hash() map[string]string {
-	h := make(map[string]string, len(k.content)/2)
-	for i := 0; i < len(k.content); i += 2 {
-		h[k.content[i]] = k.content[i+1]
-	}
-	return h
-}
-
-// run calls a script at the given Redis time, and returns its reply and all keys as they are
-// afterwards.
-func (s *scripted) run(t check, micros int64, script string, keys []string, args []any) (any, map[string]key) {
-	ctx := context.Background()
-	pipe := s.c.Pipeline()
-	s.setTime(pipe, micros)
-	reply := pipe.EvalSha(ctx, s.scripts[script].sha, keys, args...)
-	dump := pipe.EvalSha(ctx, s.scripts["dump"].sha, nil)
-	_, err := pipe.Exec(ctx)
-	if !errors.Is(err, redis.Nil) {
-		t.no(err)
-	}
-	all := map[string]key{}
-	for _, row := range dump.Val().([]any) {
-		f := row.([]any)
-		k := key{kind: f[1].(string), ttl: f[2].(int64)}
-		for _, v := range f[3].([]any) {
-			k.content = append(k.content, v.(string))
-		}
-		if f[0].(string) != clockKey {
-			all[f[0].(string)] = k
-		}
-	}
-	return reply.Val(), all
+// allScripts are the scripts of guards and limiters that tests run.
+var allScripts = []*call.Script{
+	acquireScript, controlScript, declareScript, inspectScript, releaseScript, renewScript, takeScript, waitScript,
 }
 
 // stored is the state of a guard in Redis.
@@ -177,23 +67,23 @@ type stored struct {
 
 // readStored turns the dumped keys of a guard into a struct, and fails if there are keys under the
 // guard's prefix that it does not know.
-func readStored(t check, base string, keys map[string]key) *stored {
+func readStored(t check, base string, keys map[string]rapidtest.Key) *stored {
 	s := &stored{members: map[string]map[string]string{}, permits: map[string]refPermits{}}
 	scores := func(name string) map[string]int64 {
 		out := map[string]int64{}
-		for id, score := range keys[base+name].hash() {
+		for id, score := range keys[base+name].Hash() {
 			out[id] = t.number(score)
 		}
 		return out
 	}
-	s.guard, s.waiters = keys[base+"guard"].hash(), keys[base+"waiters"].hash()
+	s.guard, s.waiters = keys[base+"guard"].Hash(), keys[base+"waiters"].Hash()
 	s.free, s.cooling, s.until, s.seqs = scores("free"), scores("cooling"), scores("leases"), scores("queue")
 	s.clients, s.naming = scores("clients"), scores("members")
-	for i := 0; i < len(keys[base+"queue"].content); i += 2 {
-		s.queue = append(s.queue, keys[base+"queue"].content[i])
+	for i := 0; i < len(keys[base+"queue"].Content); i += 2 {
+		s.queue = append(s.queue, keys[base+"queue"].Content[i])
 	}
 	s.leases = map[string][]string{}
-	for call, text := range keys[base+"lease"].hash() {
+	for call, text := range keys[base+"lease"].Hash() {
 		s.leases[call] = strings.Split(text, "|")
 	}
 	for name, k := range keys {
@@ -202,7 +92,7 @@ func readStored(t check, base string, keys map[string]key) *stored {
 			continue
 		}
 		if id, ok := strings.CutPrefix(rest, "m:"); ok {
-			h := k.hash()
+			h := k.Hash()
 			s.members[id] = h
 			limit := strings.Split(h["lim"], "|")
 			window := int64(0)
@@ -306,4 +196,277 @@ func (s *stored) lawful(t check, rulesOf func(member string) refRules) {
 	for id := range s.cooling {
 		t.equal(true, s.members[id] != nil, "cooling member %s exists", id)
 	}
+}
+
+// limiterKey is the key of the limiter under test.
+const limiterKey = "t:limit:{l/k}"
+
+var clients = []string{"x", "y", "z"}
+
+func (m *model) acquire(a acquireArgs) {
+	m.run("acquire", a.args(), func(micros int64) []any { return m.ref.acquire(micros, a) })
+}
+
+func (m *model) drawCall() acquireArgs {
+	client := m.pick("client", clients)
+	a := acquireArgs{call: fmt.Sprint(client, "-", len(m.calls)), client: client, bound: 3}
+	if !m.pool {
+		a.spec = m.ref.spec
+	}
+	return a
+}
+
+func (m *model) actAcquire(spec string) {
+	a := m.drawCall()
+	if spec != "" {
+		a.spec = spec
+	}
+	a.wait = rapid.SampledFrom([]time.Duration{0, 300, 2000, 4000, modelWait}).Draw(m.rt, "wait") * time.Millisecond
+	a.lease = rapid.SampledFrom([]time.Duration{0, 0, 0, 1000}).Draw(m.rt, "lease") * time.Millisecond
+	m.calls = append(m.calls, a)
+	m.acquire(a)
+}
+
+func (m *model) actTry() {
+	a := m.drawCall()
+	a.member = m.pick("member", []string{"a", "b", "c", "1"})
+	m.calls = append(m.calls, a)
+	m.acquire(a)
+}
+
+func (m *model) actAcquireAgain() {
+	if len(m.calls) > 0 {
+		a := rapid.SampledFrom(m.calls[max(0, len(m.calls)-6):]).Draw(m.rt, "call")
+		if !m.pool {
+			a.spec = m.ref.spec
+		}
+		m.acquire(a)
+	}
+}
+
+func (m *model) actLate() {
+	a := m.drawCall()
+	a.validUntil = max(1, m.ref.clk+rapid.SampledFrom([]int64{-1_000_000, 3000, 1_000_000}).Draw(m.rt, "valid until"))
+	m.calls = append(m.calls, a)
+	m.acquire(a)
+}
+
+func (m *model) actWait() {
+	client := m.pick("client", clients)
+	var ids []string
+	for _, a := range m.calls {
+		if a.client == client {
+			ids = append(ids, a.call)
+		}
+	}
+	ids = ids[max(0, len(ids)-5):]
+	m.run("wait", waitArgs(client, ids), func(micros int64) []any { return m.ref.wait(micros, client, ids) })
+}
+
+func (m *model) release(endings []refEnding) {
+	args := []any{len(endings)}
+	for _, e := range endings {
+		fence := ""
+		if e.fence != 0 {
+			fence = fmt.Sprint(e.fence)
+		}
+		args = append(args, e.call, fence, e.outcome, e.delayMS)
+	}
+	m.run("release", args, func(micros int64) []any { return m.ref.release(micros, endings) })
+}
+
+// live returns the leases, ordered by their fences.
+func (m *model) live() []*refLease {
+	return slices.SortedFunc(maps.Values(m.ref.leases), func(a, b *refLease) int { return int(a.fence - b.fence) })
+}
+
+func (m *model) actRelease() {
+	var endings []refEnding
+	for _, l := range m.live() {
+		if len(endings) < 2 && rapid.Bool().Draw(m.rt, "this lease") {
+			e := refEnding{call: l.call, fence: l.fence, outcome: m.pick("outcome", []string{"s", "f", "n", "t", "u"})}
+			if e.outcome == "t" {
+				e.delayMS = rapid.SampledFrom([]int64{0, 100, 1500, 90_000_000}).Draw(m.rt, "delay")
+			}
+			endings = append(endings, e)
+		}
+	}
+	if len(endings) > 0 {
+		m.release(endings)
+	}
+}
+
+func (m *model) releaseAll(outcome string) {
+	var endings []refEnding
+	for _, l := range m.live() {
+		endings = append(endings, refEnding{call: l.call, fence: l.fence, outcome: outcome})
+	}
+	if len(endings) > 0 {
+		m.release(endings)
+	}
+}
+
+// actReleaseAgain is a step of TestModel: it releases a lease that has ended already, and one that
+// is held with a wrong fence, as far as there are any.
+func (m *model) actReleaseAgain() {
+	var endings []refEnding
+	if len(m.past) > 0 {
+		l := rapid.SampledFrom(m.past).Draw(m.rt, "lease")
+		endings = append(endings, refEnding{call: l.call, fence: l.fence, outcome: "f"})
+	}
+	if live := m.live(); len(live) > 0 {
+		l := rapid.SampledFrom(live).Draw(m.rt, "wrong fence")
+		endings = append(endings, refEnding{call: l.call, fence: l.fence - 1, outcome: "s"})
+	}
+	m.release(endings)
+}
+
+func (m *model) actCancel() {
+	if len(m.calls) > 0 {
+		a := rapid.SampledFrom(m.calls[max(0, len(m.calls)-8):]).Draw(m.rt, "call")
+		m.release([]refEnding{{call: a.call, outcome: "u"}})
+	}
+}
+
+func (m *model) actRenew() {
+	var leases []*refLease
+	args := []any{rapid.SampledFrom([]int64{0, 1000}).Draw(m.rt, "lease")}
+	for _, l := range append(m.live(), m.past[max(0, len(m.past)-2):]...) {
+		if rapid.Bool().Draw(m.rt, "this lease") {
+			leases = append(leases, l)
+			args = append(args, l.call, fmt.Sprint(l.fence))
+		}
+	}
+	m.run("renew", args, func(micros int64) []any { return m.ref.renew(micros, args[0].(int64), leases) })
+}
+
+func (m *model) actControl() {
+	member, action := m.pick("member", []string{"a", "b", "c", "1"}), rapid.SampledFrom(Actions).Draw(m.rt, "action")
+	m.run("control", []any{member, string(action), 0}, func(micros int64) []any {
+		return m.ref.control(micros, member, string(action))
+	})
+}
+
+func (m *model) actDeclare() {
+	var members [][2]string
+	for _, id := range []string{"a", "b", "c"} {
+		if rapid.IntRange(0, 3).Draw(m.rt, "named") > 0 {
+			members = append(members, [2]string{id, m.pick("override", overrides)})
+		}
+	}
+	if len(members) == 0 {
+		members = [][2]string{{"a", ""}}
+	}
+	spec := m.ref.spec
+	if spec == "" || rapid.Bool().Draw(m.rt, "other spec") {
+		spec = m.drawSpec(0)
+	}
+	rev := max(0, m.ref.rev+rapid.SampledFrom([]int64{-100, -100, -1, 0, 3}).Draw(m.rt, "rev"))
+	piece := func(rev int64, last bool, members [][2]string) {
+		args := []any{rev, spec, 0, len(members)}
+		if last {
+			args[2] = 1
+		}
+		for _, named := range members {
+			args = append(args, named[0], named[1])
+		}
+		m.run("declare", args, func(micros int64) []any {
+			return m.ref.declare(micros, rev, spec, last, members)
+		})
+	}
+	if rapid.IntRange(0, 3).Draw(m.rt, "in pieces") > 0 {
+		piece(rev, true, members)
+		return
+	}
+	piece(rev, false, members[:1])
+	if rev == 0 || rev == m.ref.rev {
+		piece(m.ref.rev, true, members[1:])
+		// The last piece of the declaration removes the members that neither piece names.
+	}
+}
+
+func (m *model) actInspect() {
+	m.run("inspect", []any{0, 200}, func(micros int64) []any {
+		m.ref.begin(micros)
+		return nil
+	})
+}
+
+// equalView compares a reply of inspect with the reference.
+func (m *model) equalView(reply any) {
+	if !m.ref.known {
+		m.equal(nil, reply, "no guard")
+		return
+	}
+	parts, _ := reply.([]any)
+	m.equal(6, len(parts), "parts of the reply")
+	list := func(part any) []any { values, _ := part.([]any); return values }
+	sizes, rows, leases, waiters, at := list(parts[1]), list(parts[2]), list(parts[3]), list(parts[4]), parts[5]
+	m.equal(m.ref.now, at, "guard time")
+	m.equal(fmt.Sprint([]int{
+		len(m.ref.members), m.ref.free(), m.ref.cooling(), len(m.ref.leases), len(m.ref.queue), len(m.ref.clients),
+	}), fmt.Sprint(sizes), "sizes")
+	m.equal(len(m.ref.leases), len(leases), "leases")
+	m.equal(len(m.ref.queue), len(waiters), "waiters")
+	m.equal(len(m.ref.members), len(rows), "members")
+	for _, row := range rows {
+		row := list(row)
+		of := *m.ref.members[row[0].(string)] // a copy: inspect changes nothing
+		m.ref.dropPolicy(&of)
+		left, due := int64(-1), int64(0)
+		if of.rules.limit.kind != "none" {
+			left = max(0, of.permits.left(m.ref.now))
+		}
+		if of.where == "cooling" {
+			due = of.due
+		}
+		m.equal(fmt.Sprint([]any{
+			of.id, of.where, of.breaker, of.fails, of.open, of.held, left, due, of.used, of.uses, of.probes, of.good,
+			of.override,
+		}), fmt.Sprint(row), "a member")
+	}
+}
+
+func (g *reference) cooling() int {
+	n := 0
+	for _, m := range g.members {
+		if m.where == "cooling" {
+			n++
+		}
+	}
+	return n
+}
+
+func (m *model) actTime() {
+	m.micros += 1000 * rapid.SampledFrom([]int64{10, 100, 250, 500, 1000, 2000, 3000}).Draw(m.rt, "ms")
+}
+
+// actJump is a step of TestModel: Redis's clock jumps back by up to 1 h, or forward by 6 s to 2 h.
+func (m *model) actJump() {
+	m.micros += 1000 * rapid.SampledFrom([]int64{-1, -300, -3000, -3_600_000, 6000, 20_000, 7_200_000}).Draw(m.rt, "ms")
+}
+
+func (m *model) actTake() {
+	m.micros += rapid.SampledFrom([]int64{0, 0, 1000, 100_000}).Draw(m.rt, "µs before the call")
+	n := rapid.Int64Range(1, 2).Draw(m.rt, "tokens")
+	l := m.limiter
+	want, ttl := l.take(m.micros, n)
+	args := []any{n, l.limit.kind, l.limit.permits, l.limit.window / 1000, l.limit.burst}
+	reply, keys, err := m.s.Run(m.micros, "take", []string{limiterKey}, args)
+	m.no(err)
+	m.equal(want, fmt.Sprint(reply), "reply of take%v", args)
+	m.equalLimiter(keys)
+	if past := ttl - keys[limiterKey].TTL; ttl > 0 {
+		m.equal(true, 0 <= past && past < 30_000, "time to live %d, not %d", keys[limiterKey].TTL, ttl)
+	}
+}
+
+// equalLimiter compares the limiter with the reference.
+func (m *model) equalLimiter(keys map[string]rapidtest.Key) {
+	l := m.limiter
+	h := keys[limiterKey].Hash()
+	m.equal(l.clk, m.number(h["clk"]), "clk of the limiter")
+	m.equal(l.offset, m.number(h["offset"]), "offset of the limiter")
+	stored := storedPermits(m.check, l.limit.kind, l.limit.window, h)
+	m.equal(strings.TrimSpace(l.at(l.clk)), strings.TrimSpace(stored.at(l.clk)), "permits of the limiter")
 }

@@ -9,8 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
@@ -22,20 +20,11 @@ import (
 // memory, and checks what must hold in every state.
 func TestModel(t *testing.T) {
 	t.Parallel()
-	t.Run("redis", func(t *testing.T) {
-		t.Parallel()
-		rapidtest.OnRedis(t, 30, func(o *redis.Options) *scripted { return newScripted(t, o, nil) }, checkModel)
-	})
-	t.Run("miniredis", func(t *testing.T) {
-		t.Parallel()
-		mini := miniredis.RunT(t) // its keys don't expire by themselves
-		s := newScripted(t, &redis.Options{Addr: mini.Addr()}, mini.SetTime)
-		rapidtest.CheckFew(t, func(rt *rapid.T) { checkModel(rt, s) })
-	})
+	rapidtest.Model(t, 30, allScripts, checkModel)
 }
 
-func checkModel(rt *rapid.T, s *scripted) {
-	require.NoError(rt, s.c.FlushDB(rt.Context()).Err())
+func checkModel(rt *rapid.T, s *rapidtest.Scripts) {
+	require.NoError(rt, s.FlushDB(rt.Context()).Err())
 	m := newModel(rt, s)
 	for _, name := range rapid.SliceOfN(rapid.SampledFrom(m.names), 15, 35).Draw(rt, "acts") {
 		m.acts[name](m)
@@ -46,7 +35,7 @@ func checkModel(rt *rapid.T, s *scripted) {
 type model struct {
 	check
 	rt     *rapid.T
-	s      *scripted
+	s      *rapidtest.Scripts
 	pool   bool
 	base   string
 	acts   map[string]func(*model)
@@ -105,7 +94,7 @@ var (
 
 const modelLease, modelWait = 3000, 20_000
 
-func newModel(rt *rapid.T, s *scripted) *model {
+func newModel(rt *rapid.T, s *rapidtest.Scripts) *model {
 	m := &model{
 		check: check{rapidtest.Quick{T: rt}}, rt: rt, s: s, ref: newReference(), seqs: map[string]int64{}, acts: maps.Clone(acts),
 		spent: map[string][]*spending{},
@@ -152,7 +141,8 @@ func (m *model) run(script string, args []any, byReference func(micros int64) []
 	m.micros += rapid.SampledFrom([]int64{0, 0, 1000, 7000}).Draw(m.rt, "µs before the call")
 	clk, offset, since := m.ref.clk, m.ref.offset, m.ref.since
 	want := byReference(m.micros)
-	reply, keys := m.s.run(m.check, m.micros, script, guardKeys(m.base), args)
+	reply, keys, err := m.s.Run(m.micros, script, guardKeys(m.base), args)
+	m.no(err)
 	if script == "inspect" {
 		m.equalView(reply)
 	} else {
@@ -169,7 +159,7 @@ func (m *model) run(script string, args []any, byReference func(micros int64) []
 	m.equalLimiter(keys)
 	if !m.pool {
 		for name, k := range keys {
-			m.equal(true, k.ttl > 0 || name == limiterKey, "%s has a time to live", name)
+			m.equal(true, k.TTL > 0 || name == limiterKey, "%s has a time to live", name)
 		}
 	}
 	m.lawfulGrants(s)

@@ -11,13 +11,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
+	"github.com/bulkaction/bulkaction/internal/testkit/rapidtest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
 // stage is an empty server on which scenes are played.
 type stage struct {
 	*testing.T
-	s    *scripted
+	s    *rapidtest.Scripts
 	base string
 	now  int64
 }
@@ -25,7 +26,7 @@ type stage struct {
 // play calls a script 1 ms later than the last one, with the keys of the stage's guard or limiter.
 func (st *stage) play(script string, args ...any) (any, error) {
 	st.now += 1000
-	require.NoError(st, st.s.c.Set(st.Context(), clockKey, st.now, 0).Err())
+	st.s.SetTime(st.s, st.now)
 	return st.eval(script, args)
 }
 
@@ -34,7 +35,7 @@ func (st *stage) eval(script string, args []any) (any, error) {
 	if script == "take" {
 		keys = []string{limiterKey}
 	}
-	return st.s.c.EvalSha(st.Context(), st.s.scripts[script].sha, keys, args...).Result()
+	return st.s.Call(st.s, script, keys, args...).Result()
 }
 
 func (st *stage) must(script string, args ...any) []any {
@@ -46,29 +47,27 @@ func (st *stage) must(script string, args ...any) []any {
 
 // fence returns the fence of a call's lease.
 func (st *stage) fence(id string) string {
-	text := st.s.c.HGet(st.Context(), st.base+"lease", id).Val()
+	text := st.s.HGet(st.Context(), st.base+"lease", id).Val()
 	fence, _, _ := strings.Cut(text, "|")
 	return fence
 }
 
 func (st *stage) dump() map[string]string {
+	keys, err := st.s.All()
+	require.NoError(st, err)
 	all := map[string]string{}
-	for _, row := range st.s.c.EvalSha(st.Context(), dumpKeys.sha, nil).Val().([]any) {
-		f := row.([]any)
-		content := fmt.Sprint(f[3])
-		if f[1] == "hash" { // HGETALL of a large hash has no order
-			pairs := []string{}
-			for i := 0; i < len(f[3].([]any)); i += 2 {
-				if field := f[3].([]any)[i]; field != "clk" && field != "offset" {
-					pairs = append(pairs, fmt.Sprint(field, "=", f[3].([]any)[i+1]))
+	for name, k := range keys {
+		content := k.Content
+		if k.Kind == "hash" { // HGETALL of a large hash has no order
+			content = nil
+			for field, value := range k.Hash() {
+				if field != "clk" && field != "offset" {
+					content = append(content, field+"="+value)
 				}
 			}
-			slices.Sort(pairs)
-			content = fmt.Sprint(pairs)
+			slices.Sort(content)
 		}
-		if f[0] != clockKey {
-			all[f[0].(string)] = fmt.Sprint(f[1], " ", content)
-		}
+		all[name] = fmt.Sprint(k.Kind, " ", content)
 	}
 	return all
 }
@@ -191,11 +190,11 @@ var scenes = []scene{
 func TestScenes(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t)
-	s := newScripted(t, &redis.Options{Addr: server.Addr()}, nil)
+	s := rapidtest.NewScripts(t, &redis.Options{Addr: server.Addr()}, nil, allScripts...)
 	for _, scene := range scenes {
 		t.Run(scene.name, func(t *testing.T) {
 			fresh := func() (*stage, []any) {
-				require.NoError(t, s.c.FlushDB(t.Context()).Err())
+				require.NoError(t, s.FlushDB(t.Context()).Err())
 				st := &stage{T: t, s: s, now: 1_700_000_000_000_000}
 				return st, scene.prepare(st)
 			}
@@ -240,8 +239,8 @@ func playTwice(st *stage, sc scene, first any, args []any, after map[string]stri
 func playSpoiled(fresh func() (*stage, []any), sc scene, key, content string) {
 	st, args := fresh()
 	ctx := st.Context()
-	require.NoError(st, st.s.c.Del(ctx, key).Err())
-	require.NoError(st, st.s.c.RPush(ctx, key, "spoiled").Err())
+	require.NoError(st, st.s.Del(ctx, key).Err())
+	require.NoError(st, st.s.RPush(ctx, key, "spoiled").Err())
 	spoiled := st.dump()
 	_, err := st.play(sc.script, args...)
 	require.ErrorContains(st, err, "WRONGTYPE", "%s, which was %s", key, content)
@@ -256,10 +255,10 @@ func playSpoiled(fresh func() (*stage, []any), sc scene, key, content string) {
 func playWithoutMemory(st *stage, sc scene, args []any, after map[string]string) {
 	before := st.dump()
 	st.now += 1000
-	require.NoError(st, st.s.c.Set(st.Context(), clockKey, st.now, 0).Err())
-	require.NoError(st, st.s.c.ConfigSet(st.Context(), "maxmemory", "1").Err())
+	st.s.SetTime(st.s, st.now)
+	require.NoError(st, st.s.ConfigSet(st.Context(), "maxmemory", "1").Err())
 	_, err := st.eval(sc.script, args)
-	require.NoError(st, st.s.c.ConfigSet(st.Context(), "maxmemory", "0").Err())
+	require.NoError(st, st.s.ConfigSet(st.Context(), "maxmemory", "0").Err())
 	if sc.refused {
 		require.True(st, call.IsOOM(err), "%v", err)
 		require.Equal(st, before, st.dump())
@@ -274,7 +273,7 @@ func playWithoutMemory(st *stage, sc scene, args []any, after map[string]string)
 func TestReasonOfADenial(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t)
-	s := newScripted(t, &redis.Options{Addr: server.Addr()}, nil)
+	s := rapidtest.NewScripts(t, &redis.Options{Addr: server.Addr()}, nil, allScripts...)
 	for _, c := range []struct {
 		openFor, later int64  // ms
 		policy         string // from the first denied call on
@@ -289,7 +288,7 @@ func TestReasonOfADenial(t *testing.T) {
 		{500, 600, "0|0|0", 400 - 2, "rate_limited"},   // it is closed
 	} {
 		t.Run(fmt.Sprintf("open for %d ms, after %d ms, policy %s", c.openFor, c.later, c.policy), func(t *testing.T) {
-			require.NoError(t, s.c.FlushDB(t.Context()).Err())
+			require.NoError(t, s.FlushDB(t.Context()).Err())
 			st := &stage{T: t, s: s, base: "t:guard:{lock/p}:", now: 1_700_000_000_000_000}
 			acquire := func(id, policy string) []any {
 				return st.must("acquire", id, "x", "", "sliding|1|1000|0|"+policy+"|1|3000|4000|10|60000", 0, 0, 10, "")
@@ -299,7 +298,7 @@ func TestReasonOfADenial(t *testing.T) {
 			require.Equal(t, "DENIED", acquire("x-2", c.policy)[0])
 			st.now += c.later * 1000
 			require.Equal(t, []any{"DENIED", c.after, c.reason}, acquire("x-3", c.policy)[:3])
-			require.Equal(t, "O", s.c.HGet(t.Context(), st.base+"m:1", "b").Val())
+			require.Equal(t, "O", s.HGet(t.Context(), st.base+"m:1", "b").Val())
 		})
 	}
 }

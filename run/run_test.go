@@ -113,8 +113,7 @@ func TestEmbedded(t *testing.T) {
 // TestKeysOfJobs: a job's key from its producer is in the job's result, or in its failure and its
 // dead letter.
 func TestKeysOfJobs(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
+	url, prefix := redistest.Parallel(t)
 	listening := make(chan string, 1)
 	proc := processor.Func("T", func(_ context.Context, job processor.Job) (any, error) {
 		if job.Key == "ann@example.com" {
@@ -161,8 +160,7 @@ func TestKeysOfJobs(t *testing.T) {
 
 // TestAddressOfTheAPIIsTaken: the error names the setting, because Run reads no environment.
 func TestAddressOfTheAPIIsTaken(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
+	url, prefix := redistest.Parallel(t)
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = taken.Close() })
@@ -176,8 +174,7 @@ func TestAddressOfTheAPIIsTaken(t *testing.T) {
 }
 
 func TestMistakes(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
+	url, prefix := redistest.Parallel(t)
 	settings := func(name, value string) map[string]string {
 		return map[string]string{"KEY_PREFIX": prefix, "API_ADDR": "127.0.0.1:0", name: value}
 	}

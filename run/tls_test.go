@@ -23,7 +23,6 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 	"github.com/bulkaction/bulkaction/client/producer"
 	"github.com/bulkaction/bulkaction/client/stream"
-	"github.com/bulkaction/bulkaction/internal/testkit/certtest"
 	"github.com/bulkaction/bulkaction/internal/testkit/childproc"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 	"github.com/bulkaction/bulkaction/processor"
@@ -46,7 +45,7 @@ func serve(t *testing.T, redisURL string, settings map[string]string) (addr stri
 
 // trusting returns a client's TLS configuration, which trusts the certificates of ca and shows the
 // certificate own.
-func trusting(t *testing.T, ca *certtest.Authority, own certtest.Pair) *tls.Config {
+func trusting(t *testing.T, ca *redistest.Authority, own redistest.Pair) *tls.Config {
 	t.Helper()
 	pair, err := tls.LoadX509KeyPair(own.CertFile, own.KeyFile)
 	require.NoError(t, err)
@@ -57,7 +56,7 @@ func trusting(t *testing.T, ca *certtest.Authority, own certtest.Pair) *tls.Conf
 // API are completed, and a subscriber gets an event. Redis and the API are called over TLS.
 func TestEverythingOverTLS(t *testing.T) {
 	t.Parallel()
-	ca := certtest.New(t)
+	ca := redistest.NewAuthority(t)
 	server, own := ca.Issue(), ca.Issue()
 	redis := redistest.Server(t, redistest.TLS(ca))
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -118,7 +117,7 @@ func TestEverythingOverTLS(t *testing.T) {
 // clients open and use connections. No request fails, and new connections get the new certificate.
 func TestCertificateIsReplacedUnderLoad(t *testing.T) {
 	t.Parallel()
-	ca := certtest.New(t)
+	ca := redistest.NewAuthority(t)
 	pair := ca.Issue()
 	url, prefix := redistest.Shared(t)
 	addr, _ := serve(t, url, map[string]string{"KEY_PREFIX": prefix, "API_TLS_CERT_FILE": pair.CertFile, "API_TLS_KEY_FILE": pair.KeyFile})
@@ -177,8 +176,7 @@ func TestCertificateIsReplacedUnderLoad(t *testing.T) {
 
 // TestAPIHasABoundOfConnections: a connection above the limit is served when another one is closed.
 func TestAPIHasABoundOfConnections(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
+	url, prefix := redistest.Parallel(t)
 	addr, _ := serve(t, url, map[string]string{"KEY_PREFIX": prefix, "API_MAX_CONNECTIONS": "2"})
 	open := func() net.Conn {
 		conn, err := net.Dial("tcp", addr)

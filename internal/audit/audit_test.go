@@ -43,8 +43,7 @@ func TestCleanWorld(t *testing.T) {
 }
 
 func TestNothingThere(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
+	url, prefix := redistest.Parallel(t)
 	w := audittest.New(t, url, prefix, 2)
 	b, err := json.Marshal(run(w, Options{}))
 	require.NoError(t, err)
@@ -52,8 +51,7 @@ func TestNothingThere(t *testing.T) {
 }
 
 func TestViolationAsJSON(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
+	url, prefix := redistest.Parallel(t)
 	w := audittest.New(t, url, prefix, 1)
 	w.Create("g", "acme", "T")
 	w.Append("g", audittest.Jobs(2))
@@ -70,8 +68,7 @@ func TestViolationAsJSON(t *testing.T) {
 // TestUnknownReducer: the number of results in an aggregate is checked even if the audit doesn't
 // have its reducer.
 func TestUnknownReducer(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
+	url, prefix := redistest.Parallel(t)
 	w := audittest.New(t, url, prefix, 1)
 	most := reducer.MapReduce(func(r reducer.Result) (int64, error) { return r.Ordinal, nil }, func(a, b int64) int64 { return max(a, b) })
 	w.OK(w.Plans.Register("highest", most))
@@ -111,8 +108,7 @@ func TestLargeTenant(t *testing.T) {
 }
 
 func TestStops(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
+	url, prefix := redistest.Parallel(t)
 	w := audittest.New(t, url, prefix, 1)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -125,8 +121,7 @@ func TestStops(t *testing.T) {
 // before the watcher's sweep has completed the cancellation. The audit reports no violation for
 // that.
 func TestCancelledMeanwhile(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
+	url, prefix := redistest.Parallel(t)
 	w := audittest.New(t, url, prefix, 1)
 	p := w.Space.Partition(0)
 	w.Create("g", "acme", "T")
@@ -184,8 +179,7 @@ func TestUnownedEntries(t *testing.T) {
 // TestElementThatAScanRepeatsIsNotADuplicate: the sorted set non-ready is read twice. Only the job
 // that is in it twice is reported as duplicated, and not the other 19.
 func TestElementThatAScanRepeatsIsNotADuplicate(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
+	url, prefix := redistest.Parallel(t)
 	w := audittest.New(t, url, prefix, 1)
 	w.Create("g", "acme", "T")
 	w.Append("g", audittest.Jobs(20, audittest.Later))

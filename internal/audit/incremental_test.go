@@ -38,8 +38,7 @@ func TestCheckFindsWhatStopsAGroup(t *testing.T) {
 			continue
 		}
 		t.Run(c.Name, func(t *testing.T) {
-			t.Parallel()
-			url, prefix := redistest.Shared(t)
+			url, prefix := redistest.Parallel(t)
 			w := audittest.New(t, url, prefix, 1)
 			audittest.Inhabit(w)
 			p := w.Space.Partition(0)
@@ -65,8 +64,7 @@ func TestCheckFindsWhatStopsAGroup(t *testing.T) {
 
 // TestCheckNamesGroupsWithJobsInStreams: groups are candidates while they have jobs in streams.
 func TestCheckNamesGroupsWithJobsInStreams(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
+	url, prefix := redistest.Parallel(t)
 	w := audittest.New(t, url, prefix, 1)
 	p := w.Space.Partition(0)
 	w.Create("idle", "acme", "T")
@@ -92,8 +90,7 @@ func TestCheckNamesGroupsWithJobsInStreams(t *testing.T) {
 // TestCheckOfALargeTenant: a tenant has 150 groups, more than fit into one transaction. Checks find
 // nothing, until a non-ready job is deleted: then the tenant is a candidate.
 func TestCheckOfALargeTenant(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
+	url, prefix := redistest.Parallel(t)
 	w := audittest.New(t, url, prefix, 1)
 	p := w.Space.Partition(0)
 	for i := range 150 {
@@ -131,8 +128,7 @@ func TestCheckOfALargeTenant(t *testing.T) {
 // TestCheckFindsNothingWhileJobsMove: while all scripts move jobs, incremental checks and the
 // audits of their candidates find no violation.
 func TestCheckFindsNothingWhileJobsMove(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
+	url, prefix := redistest.Parallel(t)
 	w := audittest.New(t, url, prefix, 1)
 	c := audittest.NewChurn(w, []string{"a", "b", "c"}, []string{"T", "U"})
 	stop := c.Run(t.Context(), false)

@@ -37,9 +37,7 @@ func TestAppendAndSeal(t *testing.T) {
 	require.Len(t, f.groupByID(t, "g").jobs, 5)
 
 	got = f.exec(t.Context(), console{}, "append", "g", "--file", writeFile(t, "c.ndjson", "{\"payload\":3}\nx\n"))
-	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, "line 2: ")
-	require.Contains(t, got.err, "1 line rejected; 1 other job accepted\nCorrect the rejected lines and append them in a file of their own.")
+	got.ends(t, exitError, "line 2: ", "1 line rejected; 1 other job accepted\nCorrect the rejected lines and append them in a file of their own.")
 
 	got = f.exec(t.Context(), console{}, "seal", "g", "--total", "9")
 	require.Equal(t, run{exitOK, "g   CREATED   0 of 6 jobs ended\n", ""}, got)
@@ -52,9 +50,7 @@ func TestAppendAndSeal(t *testing.T) {
 	got = f.exec(t.Context(), console{}, "append", "g", "--file", writeFile(t, "d.ndjson", "{\"payload\":4}\n"))
 	require.Equal(t, exitError, got.code)
 	require.Equal(t, "bulkaction: group g is sealed: it takes no more jobs\nSubmit the file as a group of its own, under another --id.\n", got.err)
-	got = f.exec(t.Context(), console{}, "append", "nosuch", "--file", file)
-	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, "`bulkaction groups ls` lists the groups")
+	f.exec(t.Context(), console{}, "append", "nosuch", "--file", file).ends(t, exitError, "`bulkaction groups ls` lists the groups")
 	for args, want := range map[string]string{
 		"append g":                   "there are no jobs: give --file",
 		"append":                     "append needs the id of one group",
@@ -63,9 +59,7 @@ func TestAppendAndSeal(t *testing.T) {
 		"append g --file - --strict": "--strict reads the file twice",
 		"append g --file " + file + " --delimiter ;": "--delimiter, --types and --key-column are for CSV",
 	} {
-		got := f.exec(t.Context(), console{}, strings.Fields(args)...)
-		require.Equal(t, exitUsage, got.code, args)
-		require.Contains(t, got.err, want)
+		f.exec(t.Context(), console{}, strings.Fields(args)...).ends(t, exitUsage, want)
 	}
 }
 
@@ -94,9 +88,7 @@ func TestGroupsLs(t *testing.T) {
 		"--limit -1":    "--limit -1: must be 0 (all) or more",
 		"--tenant {":    `--tenant "{": must match`,
 	} {
-		got := f.exec(t.Context(), console{}, append([]string{"groups", "ls"}, strings.Fields(args)...)...)
-		require.Equal(t, exitUsage, got.code)
-		require.Contains(t, got.err, want)
+		f.exec(t.Context(), console{}, append([]string{"groups", "ls"}, strings.Fields(args)...)...).ends(t, exitUsage, want)
 	}
 }
 
@@ -130,9 +122,7 @@ func TestStrict(t *testing.T) {
 	f := newFakeAPI(t)
 	bad := writeFile(t, "a.ndjson", "{\"payload\":1}\nx\n")
 	got := f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--strict", "--file", bad)
-	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, "line 2: ")
-	require.Contains(t, got.err, "a.ndjson has 1 wrong line, and --strict sends nothing then\nCorrect the lines, or leave out --strict to send the 1 other job.")
+	got.ends(t, exitError, "line 2: ", "a.ndjson has 1 wrong line, and --strict sends nothing then\nCorrect the lines, or leave out --strict to send the 1 other job.")
 	require.Empty(t, f.calls)
 	got = f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--strict", "--file", writeFile(t, "b.ndjson", "{\"payload\":1}\n"))
 	require.Equal(t, run{exitOK, "g\n", ""}, got)
@@ -147,9 +137,7 @@ func TestSubmitWithAKey(t *testing.T) {
 	require.InDelta(t, 7, f.groupByID(t, "made-up-0").submitted.BasePriority, 0)
 	require.Equal(t, []string{"delimiter=%3B&types=age%3Anumber"}, f.queries)
 	require.Equal(t, api.StatusCompleted, f.groupByID(t, "made-up-0").Status)
-	got = f.exec(t.Context(), console{}, "submit", "--type", "T", "--payload", "1", "--idempotency-key", "a b")
-	require.Equal(t, exitUsage, got.code)
-	require.Contains(t, got.err, "--idempotency-key must be 1 to 255 bytes of visible ASCII")
+	f.exec(t.Context(), console{}, "submit", "--type", "T", "--payload", "1", "--idempotency-key", "a b").ends(t, exitUsage, "--idempotency-key must be 1 to 255 bytes of visible ASCII")
 }
 
 func TestHeaderOfCSV(t *testing.T) {
@@ -277,12 +265,8 @@ func TestSubmitExample(t *testing.T) {
 
 func TestSubmitMissingFile(t *testing.T) {
 	f := newFakeAPI(t)
-	got := f.exec(t.Context(), console{}, "submit", "--type", "T", "--file", "nosuch.csv")
-	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, "open nosuch.csv: no such file or directory")
-	got = f.exec(t.Context(), console{}, "submit", "--type", "T", "--format", "csv", "--file", ".")
-	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, "open .: is a directory")
+	f.exec(t.Context(), console{}, "submit", "--type", "T", "--file", "nosuch.csv").ends(t, exitError, "open nosuch.csv: no such file or directory")
+	f.exec(t.Context(), console{}, "submit", "--type", "T", "--format", "csv", "--file", ".").ends(t, exitError, "open .: is a directory")
 	require.Empty(t, f.calls, "no group may be created")
 }
 
@@ -321,8 +305,7 @@ func TestSubmitWithBadLines(t *testing.T) {
 	require.EqualValues(t, 2, out.Group.Counts.Done)
 
 	got = f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "i", "--file", writeFile(t, "b.ndjson", "x\n"))
-	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, "bulkaction: no line was accepted, so group i is cancelled\nCorrect the lines and submit the file again, under another --id")
+	got.ends(t, exitError, "bulkaction: no line was accepted, so group i is cancelled\nCorrect the lines and submit the file again, under another --id")
 	require.Empty(t, got.out)
 	require.EqualValues(t, "CANCELLED", f.groupByID(t, "i").Status)
 }
@@ -349,8 +332,7 @@ func TestSubmitWaits(t *testing.T) {
 	require.Eventually(t, func() bool { return f.called("GET /v1/groups/i/events") }, waitFor, tick)
 	require.Equal(t, exitOK, f.exec(t.Context(), console{}, "cancel", "i").code)
 	got = <-waited
-	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, "group i was cancelled: 1 job did not run")
+	got.ends(t, exitError, "group i was cancelled: 1 job did not run")
 }
 
 func TestSubmitBody(t *testing.T) {
@@ -366,9 +348,7 @@ func TestSubmitBody(t *testing.T) {
 		"{":             "is not the JSON of a group",
 		`{"type": "T"}`: "--wait would never end",
 	} {
-		got := f.exec(t.Context(), console{in: strings.NewReader(content)}, "submit", "--body", "-", "--wait")
-		require.Equal(t, exitUsage, got.code)
-		require.Contains(t, got.err, want)
+		f.exec(t.Context(), console{in: strings.NewReader(content)}, "submit", "--body", "-", "--wait").ends(t, exitUsage, want)
 	}
 }
 
@@ -471,8 +451,7 @@ func TestSubmitInterruptedWhileSending(t *testing.T) {
 		cancel()
 		got := <-done
 		require.NoError(t, out.Close())
-		require.Equal(t, exitInterrupted, got.code)
-		require.Contains(t, got.err, "bulkaction: interrupted\nGroup ")
+		got.ends(t, exitInterrupted, "bulkaction: interrupted\nGroup ")
 		require.Regexp(t, "has accepted at least (0|5000) jobs and is not sealed. Run the same command again, with --id ", got.err)
 		require.Empty(t, got.out)
 	}

@@ -24,9 +24,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
-	"github.com/bulkaction/bulkaction/internal/testkit/certtest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
-	"github.com/bulkaction/bulkaction/internal/testkit/tamper"
+	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 )
 
 func TestAudit(t *testing.T) {
@@ -79,13 +78,9 @@ func TestAudit(t *testing.T) {
 	require.Contains(t, laws[waitingroom.LawState], "event sale: it has users, but no settings")
 	require.Contains(t, laws[waitingroom.LawState], "event sale: the user with number 3 is in waiting and has no record")
 
-	got = console{}.exec(t.Context(), "audit", "--key-prefix", "y:")
-	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, "under the prefix y: yet", "the flag goes before the environment")
+	console{}.exec(t.Context(), "audit", "--key-prefix", "y:").ends(t, exitError, "under the prefix y: yet")
 	require.NoError(t, c.Set(t.Context(), space.PartitionCount(), "many", 0).Err())
-	got = console{}.exec(t.Context(), "audit")
-	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, `read number of partitions: "many" is not a number`)
+	console{}.exec(t.Context(), "audit").ends(t, exitError, `read number of partitions: "many" is not a number`)
 }
 
 func TestAuditRefusesWrongFlagsAndReportsMissingRedis(t *testing.T) {
@@ -137,7 +132,7 @@ func TestAuditRepair(t *testing.T) {
 	p := space.OfTenant("acme")
 	require.NoError(t, c.LPop(t.Context(), p.Queue("g", "T")).Err())
 	require.NoError(t, c.Set(t.Context(), space.OfGroup("gone").Owner("gone"), "acme", 0).Err())
-	tamper.SetEntered(t, c, p, "g", api.StatusRunning, time.UnixMilli(9e12))
+	stagetest.SetEntered(t, c, p, "g", api.StatusRunning, time.UnixMilli(9e12))
 
 	type answer struct {
 		audit.Report
@@ -164,7 +159,7 @@ func TestAuditRepair(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, map[string]int64{"LOST": 1}, repaired[0].FailuresByCode)
 
-	tamper.SetEntered(t, c, p, "g", api.StatusRunning, time.Time{})
+	stagetest.SetEntered(t, c, p, "g", api.StatusRunning, time.Time{})
 	require.Equal(t, run{exitOK, `{"ok":true,"groups":1,"jobs":3,"violations":[],"repairs":[]}` + "\n", ""}, console{}.exec(t.Context(), "audit", "--repair", "--json"))
 	require.Equal(t, run{exitOK, "ok: 1 groups, 3 jobs\n", ""}, console{}.exec(t.Context(), "audit"))
 }
@@ -183,19 +178,14 @@ func TestAuditRepairsGuards(t *testing.T) {
 	require.NoError(t, c.HSet(ctx, base+"m:b", "h", 0, "p", 2).Err())
 	require.NoError(t, c.HSet(ctx, base+"waiters", "x", "client|1").Err())
 	got := console{}.exec(ctx, "audit")
-	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, "found violations: 3")
+	got.ends(t, exitError, "found violations: 3")
 	require.NotContains(t, got.out, "-1", "a guard is in no partition")
 	for _, want := range []string{
 		"guard pool/smtp: member a could be lent", "guard pool/smtp: member b counts 2 probes", "guard pool/smtp: call x waits",
 	} {
 		require.Contains(t, got.out, want)
 	}
-	got = console{}.exec(ctx, "audit", "--repair", "--json")
-	require.Equal(t, exitOK, got.code, got.err)
-	require.Contains(t, got.err, "repaired: guard-state: guard pool/smtp: member a could be lent")
-	require.Contains(t, got.err, "repaired: guard-held: ")
-	require.Contains(t, got.err, "repaired: guard-queue: ")
+	console{}.exec(ctx, "audit", "--repair", "--json").ends(t, exitOK, "repaired: guard-state: guard pool/smtp: member a could be lent", "repaired: guard-held: ", "repaired: guard-queue: ")
 	require.Equal(t, run{exitOK, `{"ok":true,"groups":1,"jobs":3,"violations":[],"repairs":[]}` + "\n", ""}, console{}.exec(ctx, "audit", "--repair", "--json"))
 }
 
@@ -210,17 +200,14 @@ func TestAuditReceipts(t *testing.T) {
 	require.Equal(t, run{exitOK, fmt.Sprintf(fine, 1), ""}, receipts(`{"group":"g","accepted":2}`, "", `{"group":"g","accepted":3}`))
 	require.Equal(t, run{exitOK, fmt.Sprintf(fine, 0), ""}, receipts(), "an empty file of receipts is reported as 0 receipts")
 	require.Equal(t, run{exitOK, "ok: 1 groups, 3 jobs, 0 receipts\n", ""}, console{}.exec(t.Context(), "audit", "--receipts", file))
-	got := receipts(`{"group":"g","accepted":2}`, strings.Repeat(" ", 1<<17))
-	require.Equal(t, exitUsage, got.code)
-	require.Contains(t, got.err, "--receipts: line 2: it is longer than 65536 bytes")
+	receipts(`{"group":"g","accepted":2}`, strings.Repeat(" ", 1<<17)).ends(t, exitUsage, "--receipts: line 2: it is longer than 65536 bytes")
 	for _, bad := range []string{"nonsense", `{"group":"g"}`, `{"accepted":1}`, `{"group":"g","accepted":-1}`} {
 		got := receipts(`{"group":"g","accepted":2}`, bad)
-		require.Equal(t, exitUsage, got.code)
-		require.Contains(t, got.err, `--receipts: line 2: {"group": "…", "accepted": n} is expected`)
+		got.ends(t, exitUsage, `--receipts: line 2: {"group": "…", "accepted": n} is expected`)
 	}
 
 	require.NoError(t, c.Set(t.Context(), space.OfGroup("half").Owner("half"), "acme", 0).Err())
-	got = receipts(`{"group":"g","accepted":5}`, `{"group":"gone","accepted":7}`, `{"group":"half","accepted":4}`)
+	got := receipts(`{"group":"g","accepted":5}`, `{"group":"gone","accepted":7}`, `{"group":"half","accepted":4}`)
 	require.Equal(t, exitError, got.code)
 	var report audit.Report
 	require.NoError(t, json.Unmarshal([]byte(got.out), &report))
@@ -258,9 +245,9 @@ func TestAuditCountsAll(t *testing.T) {
 // TestHTTPS: with --ca-file, --cert-file and --key-file, or BULKACTION_CA_FILE, a command calls an
 // API that speaks https. It explains each of eleven mistakes.
 func TestHTTPS(t *testing.T) {
-	ca, other := certtest.New(t), certtest.New(t)
-	server, own, wrong := ca.Issue(), ca.Issue(), ca.Issue(certtest.Name("bulk.example"))
-	serve := func(pair certtest.Pair, auth tls.ClientAuthType) string {
+	ca, other := redistest.NewAuthority(t), redistest.NewAuthority(t)
+	server, own, wrong := ca.Issue(), ca.Issue(), ca.Issue(redistest.ForName("bulk.example"))
+	serve := func(pair redistest.Pair, auth tls.ClientAuthType) string {
 		loaded, err := tls.LoadX509KeyPair(pair.CertFile, pair.KeyFile)
 		require.NoError(t, err)
 		s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -308,7 +295,7 @@ func TestHTTPS(t *testing.T) {
 // TestAuditOverTLS: audit, as a command that goes to Redis, uses the environment variables of the
 // roles for TLS and for the password.
 func TestAuditOverTLS(t *testing.T) {
-	ca := certtest.New(t)
+	ca := redistest.NewAuthority(t)
 	own := ca.Issue()
 	s := redistest.Server(t, redistest.TLS(ca), redistest.Args("--requirepass", "sesame"))
 	password := filepath.Join(t.TempDir(), "password")
@@ -316,16 +303,10 @@ func TestAuditOverTLS(t *testing.T) {
 	url := "rediss://" + s.TLSAddr()
 	t.Setenv("BULKACTION_REDIS_URL", "redis://127.0.0.1:1")
 	t.Setenv("BULKACTION_REDIS_PASSWORD_FILE", password)
-	got := console{}.exec(t.Context(), "audit", "--redis-url", url)
-	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, "set REDIS_TLS_CA_FILE")
+	console{}.exec(t.Context(), "audit", "--redis-url", url).ends(t, exitError, "set REDIS_TLS_CA_FILE")
 	t.Setenv("BULKACTION_REDIS_TLS_CA_FILE", ca.CAFile)
 	t.Setenv("BULKACTION_REDIS_TLS_CERT_FILE", own.CertFile)
-	got = console{}.exec(t.Context(), "audit", "--redis-url", url)
-	require.Equal(t, exitUsage, got.code)
-	require.Contains(t, got.err, "BULKACTION_REDIS_TLS_CERT_FILE: must be set together with TLS_KEY_FILE")
+	console{}.exec(t.Context(), "audit", "--redis-url", url).ends(t, exitUsage, "BULKACTION_REDIS_TLS_CERT_FILE: must be set together with TLS_KEY_FILE")
 	t.Setenv("BULKACTION_REDIS_TLS_KEY_FILE", own.KeyFile)
-	got = console{}.exec(t.Context(), "audit", "--redis-url", url)
-	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, "no role has used this Redis", "it has connected")
+	console{}.exec(t.Context(), "audit", "--redis-url", url).ends(t, exitError, "no role has used this Redis")
 }

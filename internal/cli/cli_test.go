@@ -1,20 +1,35 @@
 package cli
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
+	"io"
+	"io/fs"
 	"net"
 	"net/http"
+	"net/http/cookiejar"
 	"net/http/httptest"
+	"net/url"
+	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/guard"
+	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
+	"github.com/bulkaction/bulkaction/internal/process/app"
+	"github.com/bulkaction/bulkaction/internal/process/roles"
+	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
 func TestWrongUsage(t *testing.T) {
@@ -90,8 +105,7 @@ func TestWrongUsage(t *testing.T) {
 	} {
 		t.Run(c.args, func(t *testing.T) {
 			got := f.exec(t.Context(), console{}, strings.Fields(c.args)...)
-			require.Equal(t, exitUsage, got.code, got.err)
-			require.Contains(t, got.err, c.err)
+			got.ends(t, exitUsage, c.err)
 			require.Equal(t, 1, strings.Count(got.err, " --help`"), "the help of one command is named: %s", got.err)
 			require.Empty(t, got.out)
 		})
@@ -104,9 +118,7 @@ func TestWrongUsageOfRoles(t *testing.T) {
 		"worker resiz w 1": `unknown command "resiz" for "bulkaction worker"; did you mean ` + "`bulkaction worker resize`?",
 		"fetcher now":      `fetcher takes no argument "now"`,
 	} {
-		got := console{}.exec(t.Context(), strings.Fields(args)...)
-		require.Equal(t, exitUsage, got.code, args)
-		require.Contains(t, got.err, want)
+		console{}.exec(t.Context(), strings.Fields(args)...).ends(t, exitUsage, want)
 	}
 	var help strings.Builder
 	describe(newWorker(&Root{}), &help)
@@ -148,21 +160,16 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, l.Close())
 	got := console{}.exec(t.Context(), "stats", "--api", l.Addr().String())
-	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, "connection refused")
-	require.Contains(t, got.err, "Is it running? Start it with `bulkaction dev`, or give its address with --api or BULKACTION_API.")
+	got.ends(t, exitError, "connection refused", "Is it running? Start it with `bulkaction dev`, or give its address with --api or BULKACTION_API.")
 	require.Empty(t, got.out)
 
 	f := newFakeAPI(t)
 	for _, command := range []string{"status", "watch", "results", "failures", "cancel", "pause", "resume", "retry", "why"} {
 		got := f.exec(t.Context(), console{terminal: true}, command, "nosuch")
-		require.Equal(t, exitError, got.code)
-		require.Contains(t, got.err, "404 Not Found: group nosuch: not found\nCheck the group's id")
+		got.ends(t, exitError, "404 Not Found: group nosuch: not found\nCheck the group's id")
 		require.Empty(t, got.out)
 	}
-	got = f.exec(t.Context(), console{}, "status", "a/b")
-	require.Equal(t, exitUsage, got.code)
-	require.Contains(t, got.err, `group id "a/b": must match`)
+	f.exec(t.Context(), console{}, "status", "a/b").ends(t, exitUsage, `group id "a/b": must match`)
 
 	for status, advice := range map[int]string{500: "The server's log says more.", 429: "more work than it can take", 503: "Redis"} {
 		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -171,8 +178,7 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 		}))
 		got := console{}.exec(t.Context(), "stats", "--api", srv.URL)
 		srv.Close()
-		require.Equal(t, exitError, got.code)
-		require.Contains(t, got.err, advice)
+		got.ends(t, exitError, advice)
 	}
 }
 
@@ -219,8 +225,7 @@ func TestInterrupted(t *testing.T) {
 			require.Eventually(t, func() bool { return f.called("GET /v1/groups/g/events") || f.called("GET /v1/groups/h/events") }, waitFor, tick)
 			cancel()
 			got := <-done
-			require.Equal(t, exitInterrupted, got.code, args)
-			require.Contains(t, got.err, "bulkaction: interrupted\nThe group still runs: `bulkaction watch ")
+			got.ends(t, exitInterrupted, "bulkaction: interrupted\nThe group still runs: `bulkaction watch ")
 		}
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -249,4 +254,165 @@ func TestExitCodeOfAnEndedGroup(t *testing.T) {
 func TestGlobalFlags(t *testing.T) {
 	root := (&Root{}).command(nil)
 	root.PersistentFlags().VisitAll(func(f *pflag.Flag) { require.True(t, isGlobal(f.Name), f.Name) })
+}
+
+func runRole(t *testing.T, role process) int {
+	t.Helper()
+	var log strings.Builder
+	code := app.Run(t.Context(), app.Options{
+		Role: "fetcher", Environ: []string{"BULKACTION_ADMIN_ADDR=127.0.0.1:0"}, Stderr: &log,
+	}, role)
+	t.Log(log.String())
+	return code
+}
+
+// TestRoleWritesItsJournal requires the lines that the module bench reads, also from binaries of
+// other revisions.
+func TestRoleWritesItsJournal(t *testing.T) {
+	dir := t.TempDir()
+	role := func(ctx context.Context, _ *app.Process) error {
+		if h := roles.HooksOf(ctx); h.Admitted != nil {
+			h.Admitted(7, 0, "T", []ledger.Permit{{Tenant: "acme", N: 3}})
+			h.Promoted(8, 2, []ledger.Permit{{Tenant: "acme", N: 1}})
+			h.Started(9, 0, "T", "acme", "g", 5, 1)
+		}
+		return nil
+	}
+	require.Equal(t, app.ExitOK, runRole(t, withJournal(dir, role)))
+	files, err := filepath.Glob(filepath.Join(dir, "*.journal.tsv"))
+	require.NoError(t, err)
+	require.Len(t, files, 1)
+	got, err := os.ReadFile(files[0])
+	require.NoError(t, err)
+	require.Equal(t, "P\t7\t0\tT\tacme\tadmit\t3\nP\t8\t2\t\tacme\tpromote\t1\nS\t9\t0\tT\tacme\tg\t5\t1\n", string(got))
+
+	require.Equal(t, app.ExitOK, runRole(t, withJournal("", role)), "without a folder there is no journal")
+	require.Equal(t, app.ExitError, runRole(t, withJournal(filepath.Join(dir, "nowhere"), role)))
+	_, err = os.Stat(filepath.Join(dir, "nowhere"))
+	require.ErrorIs(t, err, fs.ErrNotExist)
+}
+
+func TestRoleWritesItsCPUProfile(t *testing.T) {
+	role := func(context.Context, *app.Process) error { return nil }
+	name := filepath.Join(t.TempDir(), "worker.pprof")
+	require.Equal(t, app.ExitOK, runRole(t, withProfile(name, role)))
+	info, err := os.Stat(name)
+	require.NoError(t, err)
+	require.Positive(t, info.Size())
+	require.Equal(t, app.ExitOK, runRole(t, withProfile("", role)))
+	require.Equal(t, app.ExitError, runRole(t, withProfile(filepath.Join(name, "nowhere"), role)))
+}
+
+// TestConsole runs `bulkaction console` on a real Redis: it logs in with a key, controls a guard,
+// an event and a type, and finds the changes in the activity log. After the key is revoked, it is
+// refused. The console process leaves the ingest stream alone.
+func TestConsole(t *testing.T) {
+	server := redistest.Server(t)
+	at := []string{"--redis-url", server.URL()}
+	got := console{}.exec(t.Context(), append([]string{"key", "create", "--role", "admin", "--json"}, at...)...)
+	require.Equal(t, exitOK, got.code, got.err)
+	var key struct{ Key, ID string }
+	require.NoError(t, json.Unmarshal([]byte(got.out), &key))
+	entry := redis.XAddArgs{Stream: "bulk-action:ingest", Values: []string{"type", "group.cancel", "data", `{"group":"x"}`}}
+	require.NoError(t, server.Client().XAdd(t.Context(), &entry).Err())
+
+	t.Setenv("BULKACTION_AUTH", "keys")
+	ctx, stop := context.WithCancel(t.Context())
+	started, out := io.Pipe()
+	ended := make(chan run, 1)
+	go func() {
+		got := console{out: out}.exec(ctx, append([]string{"console", "--addr", "127.0.0.1:0", "--json"}, at...)...)
+		_ = out.CloseWithError(io.EOF)
+		ended <- got
+	}()
+	t.Cleanup(func() {
+		stop()
+		got := <-ended
+		require.Contains(t, []int{exitOK, exitInterrupted}, got.code, got.err)
+	})
+	var address struct{ API, Console string }
+	require.NoError(t, json.NewDecoder(started).Decode(&address))
+	require.Equal(t, address.API+"/ui/", address.Console)
+
+	jar, err := cookiejar.New(nil)
+	require.NoError(t, err)
+	browser := &http.Client{Jar: jar}
+	ask := func(method, path string, form url.Values) (status int, at, text string) {
+		r, err := http.NewRequestWithContext(t.Context(), method, address.API+path, strings.NewReader(form.Encode()))
+		require.NoError(t, err)
+		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+		r.Header.Set("Accept", "text/html")
+		answer, err := browser.Do(r)
+		require.NoError(t, err)
+		defer answer.Body.Close()
+		body, err := io.ReadAll(answer.Body)
+		require.NoError(t, err)
+		return answer.StatusCode, answer.Request.URL.Path, string(body)
+	}
+	_, path, _ := ask(http.MethodGet, "/", nil)
+	require.Equal(t, "/ui/login", path)
+	status, path, text := ask(http.MethodPost, "/ui/login", url.Values{"key": {key.Key}})
+	require.Equal(t, http.StatusOK, status, text)
+	require.Equal(t, "/ui/", path)
+	require.Contains(t, text, "Active tenants")
+	guards := guard.New(server.Client(), guard.Prefix("bulk-action:"))
+	_, err = guards.Pool(t.Context(), "smtp", guard.Spec{Members: []guard.Member{{ID: "alice"}}})
+	require.NoError(t, err)
+	_, _, text = ask(http.MethodPost, "/ui/guards/pool%2Fsmtp/members/alice", url.Values{"command": {"disable"}})
+	require.Contains(t, text, "The member is disabled")
+	view, err := guards.Inspect(t.Context(), "pool/smtp")
+	require.NoError(t, err)
+	require.Equal(t, "off", view.Members[0].State)
+	keyFile := writeFile(t, "key", key.Key)
+	got = console{}.exec(t.Context(), "room", "set", "sale", "--capacity", "3", "--api", address.API, "--api-key-file", keyFile)
+	require.Equal(t, exitOK, got.code, got.err)
+	_, _, text = ask(http.MethodPost, "/ui/rooms/sale/pause", nil)
+	require.Contains(t, text, "The event is paused")
+	_, _, text = ask(http.MethodGet, "/ui/rooms", nil)
+	require.Contains(t, text, "No live process has the role <b>broker</b>")
+	_, _, text = ask(http.MethodPost, "/ui/types/NOOP/pause", nil)
+	require.Contains(t, text, "The type is paused")
+
+	got = console{}.exec(t.Context(), "activity", "--json", "--api", address.API, "--api-key-file", keyFile)
+	require.Equal(t, exitOK, got.code, got.err)
+	var entries []api.Activity
+	for line := range strings.Lines(got.out) {
+		var a api.Activity
+		require.NoError(t, json.Unmarshal([]byte(line), &a))
+		entries = append(entries, a)
+	}
+	require.Equal(t, "type.pause", entries[0].Action)
+	require.Equal(t, "event.mode", entries[1].Action)
+	require.Equal(t, "event.set", entries[2].Action)
+	require.Equal(t, "guard.disable", entries[3].Action)
+	require.Equal(t, api.ViaUI, entries[0].Via)
+	require.Equal(t, key.ID, entries[0].Actor)
+	require.NotEmpty(t, entries[0].RequestID)
+	require.NotEmpty(t, entries[0].IP)
+
+	sessions, err := server.Client().Keys(t.Context(), "bulk-action:auth:session:*").Result()
+	require.NoError(t, err)
+	require.Len(t, sessions, 1)
+	got = console{}.exec(t.Context(), append([]string{"key", "revoke", key.ID}, at...)...)
+	require.Equal(t, exitOK, got.code, got.err)
+	require.Eventually(t, func() bool {
+		_, path, _ := ask(http.MethodGet, "/ui/groups", nil)
+		return path == "/ui/login"
+	}, time.Minute, 100*time.Millisecond)
+	require.EqualValues(t, 1, server.Client().XLen(t.Context(), "bulk-action:ingest").Val())
+	require.Zero(t, server.Client().Exists(t.Context(), "bulk-action:stages").Val(), "it is no ingest")
+}
+
+func TestMistakesOfConsole(t *testing.T) {
+	for args, says := range map[string]string{
+		"console --redis-url localhost:6379":        "--redis-url ",
+		"console --addr localhost":                  `--addr "localhost": must be host:port`,
+		"console --addr 127.0.0.1:0 --key-prefix {": "BULKACTION_KEY_PREFIX",
+		"console x": "",
+	} {
+		var log bytes.Buffer
+		console{out: &log}.exec(t.Context(), strings.Fields(args)...).ends(t, exitUsage, says)
+	}
+	t.Setenv("BULKACTION_API_SERVE", "ui,web")
+	console{}.exec(t.Context(), "console", "--addr", "127.0.0.1:0").ends(t, exitUsage, `BULKACTION_API_SERVE="ui,web": must be api, ui, or api,ui`)
 }

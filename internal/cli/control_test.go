@@ -42,9 +42,7 @@ func TestResizeWorker(t *testing.T) {
 		problem(w, http.StatusNotFound, "worker w-1: no live process has this id")
 	}))
 	t.Cleanup(gone.Close)
-	got := console{}.exec(t.Context(), "--api", gone.URL, "worker", "resize", "w-1", "3")
-	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, "`bulkaction stats` lists the worker processes")
+	console{}.exec(t.Context(), "--api", gone.URL, "worker", "resize", "w-1", "3").ends(t, exitError, "`bulkaction stats` lists the worker processes")
 }
 
 func (f *fakeAPI) listTenants(w http.ResponseWriter, r *http.Request) {
@@ -159,9 +157,7 @@ func TestPauseAndResume(t *testing.T) {
 	require.Equal(t, run{exitOK, `{"id":"g","status":"RUNNING","counts":{"accepted":2,"waiting":2,"non_ready":0,"ready":0,"in_flight":0,"done":0,"failed":0,"cancelled":0},"links":{"self":"/v1/groups/g"},"paused":false}` + "\n", ""}, f.exec(t.Context(), console{}, "resume", "g", "--json"))
 	require.False(t, f.groupByID(t, "g").Paused)
 	f.groups["g"].finish()
-	got := f.exec(t.Context(), console{}, "pause", "g")
-	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, "pause group g: 409 Conflict")
+	f.exec(t.Context(), console{}, "pause", "g").ends(t, exitError, "pause group g: 409 Conflict")
 
 	for kind, root := range map[string]string{"tenant": "/v1/tenants/x/", "type": "/v1/types/x/"} {
 		got := f.exec(t.Context(), console{}, kind, "pause", "x")
@@ -236,9 +232,7 @@ mean wait      1.2 s
 longest wait   1m23s
 last           2030-01-02 03:04:05Z
 `, ""}, f.exec(t.Context(), console{}, "tenant", "show", "acme"))
-	got := f.exec(t.Context(), console{}, "tenant", "show", "nobody")
-	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, "A tenant is known once it has a group or settings (`bulkaction tenant set nobody --rps N`).")
+	f.exec(t.Context(), console{}, "tenant", "show", "nobody").ends(t, exitError, "A tenant is known once it has a group or settings (`bulkaction tenant set nobody --rps N`).")
 	require.Equal(t, "paused", tenantState(api.Tenant{Paused: true, Active: true}))
 	require.Equal(t, "idle", tenantState(api.Tenant{}))
 }
@@ -265,24 +259,18 @@ func TestInvalidFlagValues(t *testing.T) {
 		"submit --type T --payload 1 --job-timeout 30": `--job-timeout "30": must be a duration such as 30s`,
 		"submit --type T --payload 1 --tenants a":      "unknown flag: --tenants; did you mean --tenant?",
 	} {
-		got := console{}.exec(t.Context(), strings.Fields(args)...)
-		require.Equal(t, exitUsage, got.code)
-		require.Contains(t, got.err, "bulkaction: "+says+"\n")
+		console{}.exec(t.Context(), strings.Fields(args)...).ends(t, exitUsage, "bulkaction: "+says+"\n")
 	}
 }
 
 func TestDevRefusesWrongSettings(t *testing.T) {
 	t.Setenv("BULKACTION_WORKER_COUNT", "none")
 	got := console{}.exec(t.Context(), "dev", "--addr", "127.0.0.1:0") // another process may have port 8080
-	require.Equal(t, exitUsage, got.code)
-	require.Contains(t, got.err, `BULKACTION_WORKER_COUNT="none": must be`)
-	require.Contains(t, got.err, "bulkaction: some settings are wrong: the lines above say which\n")
+	got.ends(t, exitUsage, `BULKACTION_WORKER_COUNT="none": must be`, "bulkaction: some settings are wrong: the lines above say which\n")
 
 	t.Setenv("BULKACTION_WORKER_COUNT", "")
 	t.Setenv("BULKACTION_WORKER_TYPES", "SEND_MAIL")
-	got = console{}.exec(t.Context(), "dev", "--addr", "127.0.0.1:0")
-	require.Equal(t, exitUsage, got.code)
-	require.Contains(t, got.err, `BULKACTION_WORKER_TYPES: there is no processor for type \"SEND_MAIL\"`)
+	console{}.exec(t.Context(), "dev", "--addr", "127.0.0.1:0").ends(t, exitUsage, `BULKACTION_WORKER_TYPES: there is no processor for type \"SEND_MAIL\"`)
 }
 
 func TestDevSaysThatItsRedisIsElsewhere(t *testing.T) {
@@ -338,10 +326,8 @@ Limit             12.5 a second for its tenant; 12 of 12 used in this window of 
 		"Error before      TIMEOUT: timed out after 30s (attempt 2, 2030-01-02 03:03:05Z)\n", ""}, f.exec(t.Context(), console{}, "why", "g", "1"))
 	require.Equal(t, run{exitOK, "Job     g.0\nState   in flight\n", ""}, f.exec(t.Context(), console{}, "why", "g", "0"))
 
-	got := f.exec(t.Context(), console{}, "why", "g", "2")
-	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, "404 Not Found: job g.2: not found\nGroup g exists; the ordinals of its jobs are 0 to 1.\n")
-	got = f.exec(t.Context(), console{}, "why", "nosuch", "0")
+	f.exec(t.Context(), console{}, "why", "g", "2").ends(t, exitError, "404 Not Found: job g.2: not found\nGroup g exists; the ordinals of its jobs are 0 to 1.\n")
+	got := f.exec(t.Context(), console{}, "why", "nosuch", "0")
 	require.Contains(t, got.err, "\nCheck the group's id")
 
 	var why api.Why
@@ -365,25 +351,21 @@ func TestStatsShowsPausedTypes(t *testing.T) {
 func TestSubmitCSVWithoutJobs(t *testing.T) {
 	for _, content := range []string{"", "\n \r\n\t"} {
 		f := newFakeAPI(t)
-		got := f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--file", writeFile(t, "a.csv", content))
-		require.Equal(t, exitError, got.code)
-		require.Contains(t, got.err, "the file is empty\nA CSV file begins with a header row")
+		f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--file", writeFile(t, "a.csv", content)).ends(t, exitError, "the file is empty\nA CSV file begins with a header row")
 		require.Empty(t, f.calls)
-		got = f.exec(t.Context(), console{in: strings.NewReader(content)}, "submit", "--type", "T", "--file", "-", "--format", "csv")
+		got := f.exec(t.Context(), console{in: strings.NewReader(content)}, "submit", "--type", "T", "--file", "-", "--format", "csv")
 		require.Equal(t, exitError, got.code)
 		require.Empty(t, f.calls)
 	}
 	f := newFakeAPI(t)
 	f.refusal = "the header row names a twice"
-	got := f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--file", writeFile(t, "a.csv", "a,b\n1,2\n"))
-	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, "group g has no jobs and is cancelled")
+	f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--file", writeFile(t, "a.csv", "a,b\n1,2\n")).ends(t, exitError, "group g has no jobs and is cancelled")
 	require.Equal(t, api.StatusCancelled, f.groupByID(t, "g").Status)
 
 	f = newFakeAPI(t)
 	require.Equal(t, exitOK, f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--no-seal", "--payload", "1").code)
 	f.refusal = "the header row names a twice"
-	got = f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--file", writeFile(t, "a.csv", "a,b\n1,2\n"))
+	got := f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--file", writeFile(t, "a.csv", "a,b\n1,2\n"))
 	require.Equal(t, exitError, got.code)
 	require.NotEqual(t, api.StatusCancelled, f.groupByID(t, "g").Status, "a group with earlier jobs must not be cancelled")
 

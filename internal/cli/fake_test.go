@@ -429,6 +429,15 @@ func (c console) exec(ctx context.Context, args ...string) run {
 	return run{code, out.String(), err.String()}
 }
 
+// ends requires the exit code, and the texts in the error output.
+func (r run) ends(t *testing.T, code int, says ...string) {
+	t.Helper()
+	require.Equal(t, code, r.code, r.err)
+	for _, text := range says {
+		require.Contains(t, r.err, text)
+	}
+}
+
 // rejected has two pages with a message each.
 func (f *fakeAPI) rejected(w http.ResponseWriter, r *http.Request) {
 	list := api.RejectedList{Rejected: []api.RejectedMessage{{ID: "9-0", At: &epoch, Reason: "type: required", Type: "group.submit", MessageID: "m9", Bytes: 2}}, Cursor: "9-0"}

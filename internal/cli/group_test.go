@@ -126,17 +126,13 @@ func TestJobs(t *testing.T) {
 		"1          customer-7           in_flight  2        SMTP_550: no such user\n", ""}, got)
 	got = f.exec(t.Context(), console{}, "jobs", "g", "--limit", "1")
 	require.Contains(t, got.err, "Only the first 1 are printed; --all prints all.")
-	got = f.exec(t.Context(), console{}, "jobs", "g", "--state", "running")
-	require.Equal(t, exitUsage, got.code)
-	require.Contains(t, got.err, `--state "running": must be one of waiting, non_ready`)
+	f.exec(t.Context(), console{}, "jobs", "g", "--state", "running").ends(t, exitUsage, `--state "running": must be one of waiting, non_ready`)
 
 	got = f.exec(t.Context(), console{}, "job", "g", "--key", "customer-7")
 	require.Equal(t, exitOK, got.code, got.err)
 	require.Contains(t, got.out, "customer-7")
 	require.Regexp(t, `Trace +0af7651916cd43dd8448eb211c80319c\n`, got.out)
-	got = f.exec(t.Context(), console{}, "job", "g", "--key", "nobody")
-	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, `no job of group g has the key "nobody"`)
+	f.exec(t.Context(), console{}, "job", "g", "--key", "nobody").ends(t, exitError, `no job of group g has the key "nobody"`)
 	for _, args := range [][]string{{"job", "g"}, {"job", "g", "1", "--key", "k"}, {"job", "g", "x"}} {
 		require.Equal(t, exitUsage, f.exec(t.Context(), console{}, args...).code, args)
 	}
@@ -317,9 +313,7 @@ func TestGuardLs(t *testing.T) {
 	require.Equal(t, "pool/smtp 40 3 30 7 1,234 1,234,567 5 2", strings.Join(strings.Fields(lines[2]), " "))
 	got = f.exec(t.Context(), console{}, "guard", "ls", "--kind", "key", "--json")
 	require.Equal(t, `{"name":"key/hosts/a","rev":0,"members":0,"free":0,"cooling":0,"leases":0,"queue":0,"counters":null}`+"\n", got.out)
-	got = f.exec(t.Context(), console{}, "guard", "ls", "--kind", "keys")
-	require.Equal(t, exitUsage, got.code)
-	require.Contains(t, got.err, `--kind "keys": must be one of pool`)
+	f.exec(t.Context(), console{}, "guard", "ls", "--kind", "keys").ends(t, exitUsage, `--kind "keys": must be one of pool`)
 	require.Equal(t, exitUsage, f.exec(t.Context(), console{}, "guard").code)
 }
 
@@ -336,9 +330,7 @@ func TestGuardShow(t *testing.T) {
 		require.Contains(t, strings.Join(strings.Fields(got.out), " "), line)
 	}
 	require.Contains(t, f.exec(t.Context(), console{}, "guard", "show", "lock/a", "--json").out, `{"name":"lock/a","rev":3,`)
-	got = f.exec(t.Context(), console{}, "guard", "show", "none")
-	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, "`bulkaction guard ls` lists")
+	f.exec(t.Context(), console{}, "guard", "show", "none").ends(t, exitError, "`bulkaction guard ls` lists")
 	for _, args := range [][]string{nil, {"a", "b"}, {"a b"}, {"pools/a"}} {
 		require.Equal(t, exitUsage, f.exec(t.Context(), console{}, append([]string{"guard", "show"}, args...)...).code, args)
 	}
@@ -363,9 +355,7 @@ func TestGuardActions(t *testing.T) {
 		"disable smtp x": "Guard smtp exists; `bulkaction guard show smtp` lists its members, for example a.",
 		"open smtp b":    "Its policy has no breaker.",
 	} {
-		got := f.exec(t.Context(), console{}, append([]string{"guard"}, strings.Fields(args)...)...)
-		require.Equal(t, exitError, got.code, args)
-		require.Contains(t, got.err, hint)
+		f.exec(t.Context(), console{}, append([]string{"guard"}, strings.Fields(args)...)...).ends(t, exitError, hint)
 	}
 	for args, problem := range map[string]string{
 		"disable":         "needs a guard",
@@ -374,8 +364,6 @@ func TestGuardActions(t *testing.T) {
 		"disable smtp a/": "member id",
 		"disable x/y a":   "must be NAME or KIND/NAME",
 	} {
-		got := f.exec(t.Context(), console{}, append([]string{"guard"}, strings.Fields(args)...)...)
-		require.Equal(t, exitUsage, got.code, args)
-		require.Contains(t, got.err, problem)
+		f.exec(t.Context(), console{}, append([]string{"guard"}, strings.Fields(args)...)...).ends(t, exitUsage, problem)
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/access/activity"
 	"github.com/bulkaction/bulkaction/internal/access/apikey"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
+	"github.com/bulkaction/bulkaction/internal/redisx/acl"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
@@ -78,9 +79,7 @@ func TestKeyLifecycle(t *testing.T) {
 	next := strings.TrimSuffix(got.out, "\n")
 	nextID := auth.SHA256(next).KeyID()
 	require.Regexp(t, "^Created key "+nextID+". Key "+id+" expires at .*Z. It is shown only this time:\n$", got.err)
-	got = console{}.exec(t.Context(), "key", "rotate", id)
-	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, "key "+nextID+" replaces it")
+	console{}.exec(t.Context(), "key", "rotate", id).ends(t, exitError, "key "+nextID+" replaces it")
 	got = console{}.exec(t.Context(), "key", "ls")
 	require.Contains(t, got.out, "replaced by "+nextID)
 	got = console{}.exec(t.Context(), "key", "rotate", nextID, "--json")
@@ -88,9 +87,7 @@ func TestKeyLifecycle(t *testing.T) {
 
 	require.Equal(t, run{exitOK, "", "Revoked key " + id + ". Processes refuse it within ten seconds.\n"},
 		console{}.exec(t.Context(), "key", "revoke", id))
-	got = console{}.exec(t.Context(), "key", "revoke", id)
-	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, "revoke API key "+id+": there is no key with this id; it may have been revoked")
+	console{}.exec(t.Context(), "key", "revoke", id).ends(t, exitError, "revoke API key "+id+": there is no key with this id; it may have been revoked")
 	require.Equal(t, run{exitOK, `{"id":"` + reader.ID + `","revoked":true}` + "\n", ""},
 		console{}.exec(t.Context(), "key", "revoke", reader.ID, "--json"))
 	got = console{}.exec(t.Context(), "key", "ls", "--json")
@@ -126,8 +123,7 @@ func TestKeyLifecycle(t *testing.T) {
 	// listed.
 	require.NoError(t, c.HSet(t.Context(), "bulk-action:auth:keys", string(auth.SHA256("x")), `{"v":2}`).Err())
 	got = console{}.exec(t.Context(), "key", "ls", "--json")
-	require.Equal(t, exitOK, got.code)
-	require.Contains(t, got.err, "key "+auth.SHA256("x").KeyID()+": its record can't be used")
+	got.ends(t, exitOK, "key "+auth.SHA256("x").KeyID()+": its record can't be used")
 	require.Equal(t, 3, strings.Count(got.out, "\n"))
 
 	// The audit knows the keys: they violate no law.
@@ -150,8 +146,7 @@ func TestKeyWithPepper(t *testing.T) {
 
 	require.NoError(t, os.WriteFile(pepper, []byte("short"), 0o600))
 	got = console{}.exec(t.Context(), "key", "create", "--role", "admin")
-	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, "has 5 bytes, at least 32 are needed")
+	got.ends(t, exitError, "has 5 bytes, at least 32 are needed")
 	require.NotContains(t, got.err, "short")
 }
 
@@ -193,13 +188,11 @@ func TestMistakesWithKeys(t *testing.T) {
 		"--key-prefix:":                                      {"key", "ls", "--key-prefix", "{x}"},
 	} {
 		got := console{}.exec(t.Context(), args...)
-		require.Equal(t, exitUsage, got.code, got.err)
-		require.Contains(t, got.err, want)
+		got.ends(t, exitUsage, want)
 		require.NotContains(t, got.err, token)
 	}
 	got := console{}.exec(t.Context(), "key", "ls", "--redis-url", "redis://:secret@"+freeAddress(t))
-	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, "Give the address of Redis with --redis-url or BULKACTION_REDIS_URL.")
+	got.ends(t, exitError, "Give the address of Redis with --redis-url or BULKACTION_REDIS_URL.")
 	require.NotContains(t, got.err, "secret")
 }
 
@@ -214,9 +207,7 @@ func TestKeyThatMayNotDoThis(t *testing.T) {
 			_ = json.NewEncoder(w).Encode(api.Problem{Code: code, Status: http.StatusForbidden, Detail: "no"})
 		}))
 		t.Cleanup(server.Close)
-		got := console{}.exec(t.Context(), "--api", server.URL, "submit", "--type", "T", "--payload", "{}")
-		require.Equal(t, exitError, got.code)
-		require.Contains(t, got.err, want)
+		console{}.exec(t.Context(), "--api", server.URL, "submit", "--type", "T", "--payload", "{}").ends(t, exitError, want)
 	}
 }
 
@@ -246,23 +237,182 @@ func TestAPIKeyOfCommands(t *testing.T) {
 	stats()
 	require.Equal(t, []string{"Bearer " + token}, sent)
 	t.Setenv("BULKACTION_API_KEY", token)
-	got = stats()
-	require.Equal(t, exitUsage, got.code)
-	require.Contains(t, got.err, "there are two API keys: in BULKACTION_API_KEY and in the file "+file)
+	stats().ends(t, exitUsage, "there are two API keys: in BULKACTION_API_KEY and in the file "+file)
 	stats("--api-key-file", "")
 	require.Equal(t, []string{"Bearer " + token}, sent)
 
 	t.Setenv("BULKACTION_API_KEY_FILE", "")
 	t.Setenv("BULKACTION_API_KEY", token+" "+token)
-	got = stats()
-	require.Equal(t, exitUsage, got.code)
-	require.Contains(t, got.err, "BULKACTION_API_KEY has no API key: a key has no spaces")
+	stats().ends(t, exitUsage, "BULKACTION_API_KEY has no API key: a key has no spaces")
 	t.Setenv("BULKACTION_API_KEY", "")
-	got = stats("--api-key-file", file+"x")
-	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, "read the API key: open "+file+"x: no such file")
+	stats("--api-key-file", file+"x").ends(t, exitError, "read the API key: open "+file+"x: no such file")
 	require.NoError(t, os.WriteFile(file, []byte("\n"), 0o600))
-	got = stats("--api-key-file", file)
-	require.Equal(t, exitUsage, got.code)
-	require.Contains(t, got.err, "is empty: it must have an API key")
+	stats("--api-key-file", file).ends(t, exitUsage, "is empty: it must have an API key")
+}
+
+// passwordFiles writes a password file for each user, and returns their folder. The password is
+// "secret-" and the user's name.
+func passwordFiles(t *testing.T, users ...string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, user := range users {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, user), []byte("secret-"+user+"\n"), 0o600))
+	}
+	return dir
+}
+
+// TestACLFileInDeployments: the ACL file in deployments is what `bulkaction acl` prints, so that a
+// change of a role's rights is visible there.
+func TestACLFileInDeployments(t *testing.T) {
+	t.Parallel()
+	want, err := os.ReadFile("../../deployments/redis/users.acl")
+	require.NoError(t, err)
+	r := console{}.exec(t.Context(), "acl", "--format", "aclfile", "--prefix", "bulk-action:")
+	require.Equal(t, exitOK, r.code, r.err)
+	require.Equal(t, string(want), r.out, "run `go generate ./internal/redisx/acl`")
+	require.Contains(t, r.out, "user default off\n")
+}
+
+// TestACLOnRedis: Redis accepts the printed file and the printed commands. Each user can then
+// connect, except for the default user.
+func TestACLOnRedis(t *testing.T) {
+	t.Parallel()
+	all := append(acl.Names(), adminUser)
+	dir := passwordFiles(t, all...)
+	file := filepath.Join(t.TempDir(), "users.acl")
+	r := console{}.exec(t.Context(), "acl", "--format", "aclfile", "--passwords", dir, "--output", file)
+	require.Equal(t, exitOK, r.code, r.err)
+	require.Empty(t, r.out+r.err)
+	text, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.NotContains(t, string(text), "secret-")
+
+	server := redistest.Server(t)
+	commands := console{}.exec(t.Context(), "acl", "--passwords", dir)
+	require.Equal(t, exitOK, commands.code, commands.err)
+	require.NotContains(t, commands.out, "secret-")
+	admin := server.Client()
+	lines := strings.Split(strings.TrimSpace(commands.out), "\n")
+	require.Len(t, lines, len(all)+1)
+	require.Equal(t, "ACL SETUSER default reset off", lines[len(lines)-1])
+	for _, line := range lines {
+		var words []any
+		for word := range strings.FieldsSeq(line) {
+			words = append(words, word)
+		}
+		require.NoError(t, admin.Do(t.Context(), words...).Err(), line)
+	}
+	require.ErrorContains(t, server.Client().Ping(t.Context()).Err(), "NOAUTH")
+	as := func(user string) *redis.Client {
+		c := redis.NewClient(&redis.Options{Addr: server.Addr(), Username: user, Password: "secret-" + user, Protocol: 2, DisableIdentity: true})
+		t.Cleanup(func() { _ = c.Close() })
+		return c
+	}
+	for _, user := range all {
+		require.NoError(t, as(user).Ping(t.Context()).Err(), user)
+	}
+	// the commands make the same users as the file
+	byCommands, err := as(adminUser).Do(t.Context(), "acl", "list").StringSlice()
+	require.NoError(t, err)
+	fromFile := redis.NewClient(&redis.Options{
+		Addr: redistest.Server(t, redistest.Args("--aclfile", file)).Addr(), Username: adminUser, Password: "secret-" + adminUser,
+		Protocol: 2, DisableIdentity: true,
+	})
+	t.Cleanup(func() { _ = fromFile.Close() })
+	byFile, err := fromFile.Do(t.Context(), "acl", "list").StringSlice()
+	require.NoError(t, err)
+	require.Equal(t, rulesOf(byCommands), rulesOf(byFile))
+}
+
+// rulesOf returns the words of each line of ACL LIST, with the rules sorted, because Redis's order
+// varies. It removes sanitize-payload, which Redis adds to users from commands only.
+func rulesOf(lines []string) (all [][]string) {
+	for _, line := range lines {
+		words := strings.Fields(strings.Replace(line, " sanitize-payload", "", 1))
+		slices.Sort(words[2:])
+		all = append(all, words)
+	}
+	return all
+}
+
+// TestACLOfIngestStreams: the Redis user of an additional ingest stream may add to this stream, but
+// may not read or delete it, nor add to other ingest streams.
+func TestACLOfIngestStreams(t *testing.T) {
+	t.Parallel()
+	dir := passwordFiles(t, "producer-acme", "producer-shop")
+	streams := "acme=bulk-action:ingest:acme,acme=bulk-action:ingest:shop"
+	r := console{}.exec(t.Context(), "acl", "--passwords", dir, "--ingest-streams", streams)
+	require.Equal(t, exitOK, r.code, r.err)
+	server := redistest.Server(t)
+	for line := range strings.Lines(strings.ReplaceAll(r.out, "ACL SETUSER default reset off\n", "")) {
+		var words []any
+		for word := range strings.FieldsSeq(line) {
+			words = append(words, word)
+		}
+		require.NoError(t, server.Client().Do(t.Context(), words...).Err(), line)
+	}
+	producing := func(user, stream string) error {
+		c := redis.NewClient(&redis.Options{Addr: server.Addr(), Username: user, Password: "secret-" + user, Protocol: 2, DisableIdentity: true})
+		defer c.Close()
+		require.ErrorContains(t, c.XRange(t.Context(), stream, "-", "+").Err(), "NOPERM")
+		require.ErrorContains(t, c.Del(t.Context(), stream).Err(), "NOPERM")
+		return c.XAdd(t.Context(), &redis.XAddArgs{Stream: stream, Values: []string{"a", "b"}}).Err()
+	}
+	require.NoError(t, producing("producer-acme", "bulk-action:ingest:acme"))
+	require.NoError(t, producing("producer-shop", "bulk-action:ingest:shop"))
+	for _, stream := range []string{"bulk-action:ingest:shop", "bulk-action:ingest", "bulk-action:ingest:acme2"} {
+		require.ErrorContains(t, producing("producer-acme", stream), "NOPERM")
+	}
+
+	r = console{}.exec(t.Context(), "acl", "--ingest-streams", streams, "--role", "producer-shop")
+	require.Equal(t, exitOK, r.code, r.err)
+	require.Regexp(t, `^ACL SETUSER producer-shop reset on #SHA256-OF-THE-PASSWORD-OF-producer-shop .*~bulk-action:ingest:shop resetchannels\n$`, r.out)
+}
+
+// TestACLPlaceholders: Redis refuses a user with a placeholder for the password's hash, so nobody
+// runs it by mistake.
+func TestACLPlaceholders(t *testing.T) {
+	t.Parallel()
+	r := console{}.exec(t.Context(), "acl", "--role", "worker", "--prefix", "x:")
+	require.Equal(t, exitOK, r.code, r.err)
+	require.Regexp(t, `^ACL SETUSER worker reset on #SHA256-OF-THE-PASSWORD-OF-worker -@all \+asking .* ~x:\{\*\}:\* .*&x:guard:wake:\*\n$`, r.out)
+	var words []any
+	for word := range strings.FieldsSeq(r.out) {
+		words = append(words, word)
+	}
+	require.Error(t, redistest.Server(t).Client().Do(t.Context(), words...).Err())
+}
+
+func TestACLPasswords(t *testing.T) {
+	t.Parallel()
+	dir := passwordFiles(t, "worker", "producer")
+	r := console{}.exec(t.Context(), "acl", "--passwords", dir, "--format", "aclfile")
+	require.Equal(t, exitOK, r.code, r.err)
+	require.Contains(t, r.out, "user worker on #"+acl.Hash("secret-worker")+" ")
+	require.NotContains(t, r.out, "user ingest")
+	require.Contains(t, r.err, "Left out, without a file in "+dir+": ingest, fetcher,")
+
+	r = console{}.exec(t.Context(), "acl", "--json", "--role", "producer")
+	require.Equal(t, exitOK, r.code, r.err)
+	require.Contains(t, r.out, `"user":"producer"`)
+	require.Contains(t, r.out, `"keys":["bulk-action:ingest"]`)
+
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "worker"), []byte("\n"), 0o600))
+	for args, want := range map[string]string{
+		"--passwords " + dir:                       "the file " + filepath.Join(dir, "worker") + " is empty",
+		"--passwords " + dir + " --role ingest":    "read the password of ingest",
+		"--passwords " + t.TempDir():               "no file is named like a user",
+		"--role nobody":                            `--role "nobody": there are ingest,`,
+		"--ingest-streams acme=x:ingest:a":         "a stream is bulk-action:ingest: and a name",
+		"--ingest-streams acme":                    `--ingest-streams "acme": must be a comma list`,
+		"--role producer-acme":                     `--role "producer-acme": there are ingest,`,
+		"--format yaml":                            `--format "yaml": write setuser or aclfile`,
+		"--prefix a{b":                             `--prefix "a{b": must be 1 to 64 letters`,
+		"--output " + filepath.Join(dir, "no/dir"): "write users",
+	} {
+		r := console{}.exec(t.Context(), append([]string{"acl"}, strings.Fields(args)...)...)
+		require.NotEqual(t, exitOK, r.code, args)
+		require.Contains(t, r.err, want, args)
+		require.Empty(t, r.out, args)
+	}
 }

@@ -78,9 +78,7 @@ func TestMistakesInSettings(t *testing.T) {
 }
 
 func TestMistakeAPIIsNotRunning(t *testing.T) {
-	got := console{}.exec(t.Context(), "stats", "--api", freeAddress(t))
-	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, "Is it running? Start it with `bulkaction dev`")
+	console{}.exec(t.Context(), "stats", "--api", freeAddress(t)).ends(t, exitError, "Is it running? Start it with `bulkaction dev`")
 }
 
 // freeAddress returns an address at which nobody listens.
@@ -108,13 +106,11 @@ func TestMistakePortTaken(t *testing.T) {
 func TestMistakeURLOfRedis(t *testing.T) {
 	for _, command := range []string{"dev", "demo", "audit"} {
 		got := console{}.exec(t.Context(), command, "--redis-url", "localhost:6379")
-		require.Equal(t, exitUsage, got.code)
-		require.Contains(t, got.err, `--redis-url "localhost:6379": begin it with redis://, as in redis://localhost:6379/0`)
+		got.ends(t, exitUsage, `--redis-url "localhost:6379": begin it with redis://, as in redis://localhost:6379/0`)
 		require.NotContains(t, got.err, "BULKACTION_REDIS_URL")
 
 		got = console{}.exec(t.Context(), command, "--redis-url", "ann:secret@localhost:6379")
-		require.Equal(t, exitUsage, got.code)
-		require.Contains(t, got.err, "--redis-url: ")
+		got.ends(t, exitUsage, "--redis-url: ")
 		require.NotContains(t, got.err, "secret")
 	}
 }
@@ -217,9 +213,7 @@ func TestActivity(t *testing.T) {
 	require.Equal(t, 1, strings.Count(got.out, "\n"))
 	require.Contains(t, got.out, `"action":"tenant.set"`)
 	for _, since := range []string{"yesterday", "-1h"} {
-		got = f.exec(t.Context(), console{}, "activity", "--since", since)
-		require.Equal(t, exitUsage, got.code)
-		require.Contains(t, got.err, "--since "+since+": must be a time such as")
+		f.exec(t.Context(), console{}, "activity", "--since", since).ends(t, exitUsage, "--since "+since+": must be a time such as")
 	}
 }
 
@@ -245,11 +239,9 @@ func TestMistakeSameIDAgain(t *testing.T) {
 	}
 	require.Equal(t, run{exitOK, "g\n", ""}, submit(first, "--no-seal"))
 	require.Equal(t, "Group g has accepted these jobs before: nothing is new.\n", submit(first, "--no-seal").err)
-	got := submit(writeFile(t, "c.ndjson", "x\n"))
-	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, "no line was accepted; group g keeps the jobs that it had\nCorrect the lines and submit the file again.")
+	submit(writeFile(t, "c.ndjson", "x\n")).ends(t, exitError, "no line was accepted; group g keeps the jobs that it had\nCorrect the lines and submit the file again.")
 	require.EqualValues(t, "CREATED", f.groupByID(t, "g").Status)
-	got = submit(second)
+	got := submit(second)
 	require.Equal(t, run{exitOK, "g\n", "Group g had 2 jobs already, and has 3 now; it is sealed now. " +
 		"`bulkaction append` adds jobs and does not seal.\n"}, got)
 	require.Equal(t, run{exitOK, "g\n", "Group g has accepted these jobs before: nothing is new.\n"}, submit(second))
@@ -267,9 +259,7 @@ func TestMistakeDurationAsStartTime(t *testing.T) {
 	f := newFakeAPI(t)
 	f.conflict = true
 	for _, jobs := range [][]string{{"--payload", "1"}, {"--file", writeFile(t, "a.csv", "to\na\n")}} {
-		got := f.exec(t.Context(), console{}, append(jobs, "submit", "--type", "T", "--id", "g", "--run-at", "10m")...)
-		require.Equal(t, exitError, got.code)
-		require.Contains(t, got.err, "--run-at 10m is another time in each run of the command")
+		f.exec(t.Context(), console{}, append(jobs, "submit", "--type", "T", "--id", "g", "--run-at", "10m")...).ends(t, exitError, "--run-at 10m is another time in each run of the command")
 	}
 }
 
@@ -296,9 +286,7 @@ func TestMistakeRetryOfARunningGroup(t *testing.T) {
 	f := newFakeAPI(t)
 	f.keepOpen = true
 	require.Equal(t, exitOK, f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--payload", "1").code)
-	got := f.exec(t.Context(), console{}, "retry", "g")
-	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, "\n`bulkaction watch g` waits for its end.\n")
+	f.exec(t.Context(), console{}, "retry", "g").ends(t, exitError, "\n`bulkaction watch g` waits for its end.\n")
 }
 
 func TestMistakeUnknownKeysInAList(t *testing.T) {
@@ -319,7 +307,5 @@ func TestMistakePortOfAnotherService(t *testing.T) {
 			_ = conn.Close()
 		}
 	}()
-	got := console{}.exec(t.Context(), "stats", "--api", l.Addr().String())
-	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, "Is this the API's port?")
+	console{}.exec(t.Context(), "stats", "--api", l.Addr().String()).ends(t, exitError, "Is this the API's port?")
 }

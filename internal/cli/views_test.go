@@ -154,8 +154,7 @@ func TestCounted(t *testing.T) {
 func TestErrorOfTheAPIAboutAFlag(t *testing.T) {
 	f := newFakeAPI(t)
 	got := f.exec(t.Context(), console{}, "submit", "--type", "T", "--payload", "1", "--job-timeout", "30h")
-	require.Equal(t, exitUsage, got.code)
-	require.Contains(t, got.err, `--job-timeout 30h0m0s: must be a duration such as "1m30s", from 1ms to 24h0m0s`+"\n")
+	got.ends(t, exitUsage, `--job-timeout 30h0m0s: must be a duration such as "1m30s", from 1ms to 24h0m0s`+"\n")
 }
 
 // refusing is an API that answers every call with the same problem.
@@ -169,9 +168,7 @@ func refusing(t *testing.T, status int, fields ...api.FieldError) *fakeAPI {
 
 func TestErrorAboutAFlagWithoutAValue(t *testing.T) {
 	f := refusing(t, http.StatusUnprocessableEntity, api.FieldError{Field: "from_seats", Problem: "needs a service"})
-	got := f.exec(t.Context(), console{}, "room", "recalibrate", "e", "--from-seats")
-	require.Equal(t, exitUsage, got.code)
-	require.Contains(t, got.err, "bulkaction: --from-seats: needs a service\n")
+	f.exec(t.Context(), console{}, "room", "recalibrate", "e", "--from-seats").ends(t, exitUsage, "bulkaction: --from-seats: needs a service\n")
 }
 
 func TestRefusedKeyNamesItsSource(t *testing.T) {

@@ -12,12 +12,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
-	"github.com/bulkaction/bulkaction/internal/testkit/certtest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
 // secured returns a Config that connects to url with a client certificate of the authority ca.
-func secured(url string, ca *certtest.Authority) Config {
+func secured(url string, ca *redistest.Authority) Config {
 	own := ca.Issue()
 	return Config{
 		URL: url, PoolMaxActive: 20, DialTimeout: patience, CommandTimeout: patience,
@@ -35,7 +34,7 @@ func connectTo(t *testing.T, cfg Config) *Conn {
 
 func TestTLSToASingleServer(t *testing.T) {
 	t.Parallel()
-	ca := certtest.New(t)
+	ca := redistest.NewAuthority(t)
 	s := redistest.Server(t, redistest.TLS(ca), redistest.Args("--requirepass", "sesame"))
 	cfg := secured("rediss://:sesame@"+s.TLSAddr()+"/2", ca)
 	c := connectTo(t, cfg)
@@ -52,7 +51,7 @@ func TestTLSToASingleServer(t *testing.T) {
 
 func TestTLSToACluster(t *testing.T) {
 	t.Parallel()
-	ca := certtest.New(t)
+	ca := redistest.NewAuthority(t)
 	url, nodes := redistest.Cluster(t, 3, redistest.TLS(ca))
 	for _, url := range []string{url, "rediss://" + nodes[2].TLSAddr() + "?cluster=true"} {
 		c := connectTo(t, secured(url, ca))
@@ -69,7 +68,7 @@ func TestTLSToACluster(t *testing.T) {
 
 func TestTLSToSentinels(t *testing.T) {
 	t.Parallel()
-	ca := certtest.New(t)
+	ca := redistest.NewAuthority(t)
 	s := redistest.Sentinel(t, redistest.TLS(ca))
 	c := connectTo(t, secured(s.URL, ca))
 	require.NoError(t, c.Cmd.Set(t.Context(), "k", "v", 0).Err())
@@ -83,7 +82,7 @@ func TestTLSToSentinels(t *testing.T) {
 // returns an error that says what to do.
 func TestTLSRefusals(t *testing.T) {
 	t.Parallel()
-	ca, other := certtest.New(t), certtest.New(t)
+	ca, other := redistest.NewAuthority(t), redistest.NewAuthority(t)
 	good := redistest.Server(t, redistest.TLS(ca))
 	open := redistest.Server(t, redistest.TLS(ca), redistest.Args("--tls-auth-clients", "no"))
 	url := func(s *redistest.Redis) string { return "rediss://" + s.TLSAddr() }
@@ -102,11 +101,11 @@ func TestTLSRefusals(t *testing.T) {
 			Config{URL: url(open)}, "certificate signed by unknown authority: set REDIS_TLS_CA_FILE",
 		},
 		"expired": {
-			anonymous(redistest.Server(t, redistest.TLS(ca, certtest.Expired), redistest.Args("--tls-auth-clients", "no"))),
+			anonymous(redistest.Server(t, redistest.TLS(ca, redistest.Expired), redistest.Args("--tls-auth-clients", "no"))),
 			"expired or is not yet valid: current time",
 		},
 		"wrong name": {
-			anonymous(redistest.Server(t, redistest.TLS(ca, certtest.Name("redis.example")), redistest.Args("--tls-auth-clients", "no"))),
+			anonymous(redistest.Server(t, redistest.TLS(ca, redistest.ForName("redis.example")), redistest.Args("--tls-auth-clients", "no"))),
 			"set REDIS_TLS_SERVER_NAME to it",
 		},
 		"TLS 1.1 only": {
@@ -139,7 +138,7 @@ func TestTLSRefusals(t *testing.T) {
 	t.Run("the controls", func(t *testing.T) {
 		t.Parallel()
 		require.NoError(t, connectTo(t, anonymous(open)).Ping(t.Context()))
-		named := redistest.Server(t, redistest.TLS(ca, certtest.Name("redis.example")), redistest.Args("--tls-auth-clients", "no"))
+		named := redistest.Server(t, redistest.TLS(ca, redistest.ForName("redis.example")), redistest.Args("--tls-auth-clients", "no"))
 		cfg := anonymous(named)
 		cfg.ServerName = "redis.example"
 		require.NoError(t, connectTo(t, cfg).Ping(t.Context()))
@@ -151,10 +150,10 @@ func TestTLSRefusals(t *testing.T) {
 // authority again, Ping succeeds.
 func TestRefusedCertificateIsAnOutage(t *testing.T) {
 	t.Parallel()
-	ca, other := certtest.New(t), certtest.New(t)
+	ca, other := redistest.NewAuthority(t), redistest.NewAuthority(t)
 	s := redistest.Server(t, redistest.TLS(ca), redistest.Args("--tls-auth-clients", "no"))
 	trusted := filepath.Join(t.TempDir(), "ca.pem")
-	use := func(a *certtest.Authority) {
+	use := func(a *redistest.Authority) {
 		text, err := os.ReadFile(a.CAFile)
 		require.NoError(t, err)
 		require.NoError(t, os.WriteFile(trusted, text, 0o600))
@@ -207,7 +206,7 @@ func TestPasswordFileIsReadAgain(t *testing.T) {
 
 func TestAccessMistakes(t *testing.T) {
 	t.Parallel()
-	ca := certtest.New(t)
+	ca := redistest.NewAuthority(t)
 	own := ca.Issue()
 	empty := filepath.Join(t.TempDir(), "empty")
 	require.NoError(t, os.WriteFile(empty, []byte("\n"), 0o600))

@@ -13,8 +13,7 @@ import (
 // TestTokenEndsTheWait: a token ends a wait, also after reads that ended without a token. A read
 // that outlasts its wait goes on: the token that it then gets ends a later wait.
 func TestTokenEndsTheWait(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
+	url, prefix := redistest.Parallel(t)
 	conn, err := redisx.Connect(t.Context(), redisx.Config{URL: url})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = conn.Close() })

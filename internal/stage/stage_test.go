@@ -55,8 +55,7 @@ func TestLoopIsWoken(t *testing.T) {
 }
 
 func TestLoopNeverSleepsWithWork(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	const n = 1000
 	done := make(chan struct{})
 	var steps atomic.Int64
@@ -71,8 +70,7 @@ func TestLoopNeverSleepsWithWork(t *testing.T) {
 }
 
 func TestLoopGoesOnAfterErrors(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	worked := make(chan struct{})
 	var steps atomic.Int64
 	stop := runLoop(w, "", func(context.Context) (time.Duration, error) {

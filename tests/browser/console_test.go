@@ -23,7 +23,6 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/acl"
 	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
-	"github.com/bulkaction/bulkaction/internal/testkit/userstest"
 )
 
 // hostile is a text with HTML and scripts, which tests use as a name, a key, a payload and an
@@ -47,7 +46,7 @@ type console struct {
 func openConsole(t *testing.T, env map[string]string) *console {
 	t.Helper()
 	url, prefix := redistest.Shared(t)
-	return openConsoleOn(t, url, userstest.Add(t, url, acl.All, prefix, nil), prefix, env)
+	return openConsoleOn(t, url, proctest.AddUser(t, url, acl.All, prefix, nil), prefix, env)
 }
 
 // openConsoleOn starts a console process on a Redis. The test itself connects with url, the process

@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redisproc"
 )
 
@@ -140,4 +141,15 @@ func versions(t testing.TB) map[string]string {
 	_, version, _ := strings.Cut(info, "redis_version:")
 	version, _, _ = strings.Cut(version, "\r\n")
 	return map[string]string{"redis": version, "go": strings.TrimPrefix(runtime.Version(), "go")}
+}
+
+func TestMain(m *testing.M) { os.Exit(proctest.Run(m, "./cmd/bulkaction", "./tests/testworker")) }
+
+// binaries has the paths of two programs: bulkaction, which runs as each other role and as the
+// audit, and the worker of these tests.
+type binaries struct{ bulkaction, worker string }
+
+func built(t testing.TB) binaries {
+	t.Helper()
+	return binaries{proctest.Path(t, "bulkaction"), proctest.Path(t, "testworker")}
 }

@@ -12,7 +12,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/internal/redisx"
-	"github.com/bulkaction/bulkaction/internal/testkit/faultproxy"
 	"github.com/bulkaction/bulkaction/internal/testkit/redisproc"
 )
 
@@ -99,7 +98,7 @@ type breaker struct {
 	lease   time.Duration
 	server  *redisproc.Server
 	rdb     *redis.Client
-	proxies []*faultproxy.Proxy
+	proxies []*redisproc.Proxy
 	admin   *administrator
 	clients *misbehaving
 
@@ -117,7 +116,7 @@ func newBreaker(server *redisproc.Server, lease time.Duration, n int) (*breaker,
 	b := &breaker{server: server, lease: lease, done: counts{}, onProxy: make([]sync.Mutex, n)}
 	b.rdb = redis.NewClient(&redis.Options{Addr: server.Addr(), MaxRetries: -1, DisableIdentity: true})
 	for range n {
-		p, err := faultproxy.New(server.Addr())
+		p, err := redisproc.NewProxy(server.Addr())
 		if err != nil {
 			return nil, err
 		}

@@ -18,7 +18,7 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/testkit/childproc"
-	"github.com/bulkaction/bulkaction/internal/testkit/userstest"
+	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
 )
 
 // grace is how long a process may take to stop: its SHUTDOWN_GRACE_PERIOD and some seconds more.
@@ -73,7 +73,7 @@ func startFleet(t testing.TB, bins binaries, replicas map[string]int, env map[st
 	f := &fleet{bins: bins, files: t.TempDir(), env: env}
 	for _, role := range []string{"aggregator", "watcher", "worker", "dispatcher", "fetcher", "ingest"} {
 		for range replicas[role] {
-			s := &slot{fleet: f, role: role, changed: make(chan struct{}), env: map[string]string{"BULKACTION_REDIS_URL": userstest.As(role, url(len(f.slots)))}}
+			s := &slot{fleet: f, role: role, changed: make(chan struct{}), env: map[string]string{"BULKACTION_REDIS_URL": proctest.AsUser(role, url(len(f.slots)))}}
 			if role == "ingest" {
 				addr := childproc.FreeAddr()
 				s.env["BULKACTION_API_ADDR"] = addr

@@ -16,9 +16,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redisproc"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
-	"github.com/bulkaction/bulkaction/internal/testkit/userstest"
 )
 
 // receiptLaw and registryLaw are laws of the audit: all jobs with a receipt must exist, and owner
@@ -196,7 +196,7 @@ func elsewhere(t testing.TB, s scene, url string, partitions int) *world {
 // sentinel runs a phase on a Redis with Sentinel. Under load, the master is killed several times.
 // Each time the replica becomes the master, and the killed one starts again as its replica.
 func sentinel(t testing.TB, s scene, rng *rand.Rand, m mix, times int) *phase {
-	redis := redistest.Sentinel(t, redistest.AOF, userstest.Users(t))
+	redis := redistest.Sentinel(t, redistest.AOF, proctest.Users(t))
 	w := elsewhere(t, s, redis.URL, 1)
 	groups := plan(rng, "sentinel", m)
 	produced := w.produce(t.Context(), groups)
@@ -219,7 +219,7 @@ const clusterPartitions = 16
 // cluster runs a phase on a Redis Cluster. Under load, masters are killed, masters and their
 // replicas exchange their roles, and partitions move to other nodes.
 func cluster(t testing.TB, s scene, rng *rand.Rand, m mix, times int) *phase {
-	redis := redistest.ClusterWithReplicas(t, 3, redistest.AOF, userstest.Users(t))
+	redis := redistest.ClusterWithReplicas(t, 3, redistest.AOF, proctest.Users(t))
 	s.env = map[string]string{"BULKACTION_PARTITIONS": strconv.Itoa(clusterPartitions)}
 	w := elsewhere(t, s, redis.URL, clusterPartitions)
 	groups := plan(rng, "cluster", m)

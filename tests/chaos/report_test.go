@@ -2,11 +2,18 @@ package chaos
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"math"
 	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 )
 
 // report is what `make chaos` prints.
@@ -92,7 +99,8 @@ func (r *report) add(p *phase) {
 	}
 }
 
-// print writes the report to the file that CHAOS_OUT names, and to stdout.
+// print writes the report to the file that CHAOS_OUT names, its table into the page that CHAOS_PAGE
+// names, and the report to stdout.
 func (r *report) print() error {
 	b, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
@@ -104,8 +112,97 @@ func (r *report) print() error {
 			return err
 		}
 	}
+	if path := os.Getenv("CHAOS_PAGE"); path != "" {
+		if err := r.renew(path); err != nil {
+			return err
+		}
+	}
 	_, err = os.Stdout.Write(b)
 	return err
+}
+
+const (
+	begin = "<!-- figures -->"
+	end   = "<!-- end of figures -->"
+)
+
+// renew replaces what is between the two marks of a page by the table of the report.
+func (r *report) renew(path string) error {
+	page, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	before, rest, ok := strings.Cut(string(page), begin)
+	_, after, ended := strings.Cut(rest, end)
+	if !ok || !ended {
+		return errors.New(path + " has no place for them: " + begin + " … " + end)
+	}
+	return os.WriteFile(path, []byte(before+begin+"\n"+r.table()+end+after), 0o644) // #nosec G306: the page is public
+}
+
+// table returns the table of docs/reliability.md.
+func (r *report) table() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "Seed %d, Redis %s, Go %s, %d jobs, %d executions, %.0f minutes.\n\n",
+		r.Seed, r.Versions["redis"], r.Versions["go"], r.Jobs, r.Executions, r.Seconds/60)
+	total := r.phase
+	total.Name = "**all**"
+	all := append(slices.Clone(r.Phases), &total)
+	row := func(what string, cell func(p *phase) string) {
+		b.WriteString("| " + what + " |")
+		for _, p := range all {
+			b.WriteString(" " + cell(p) + " |")
+		}
+		b.WriteString("\n")
+	}
+	number := func(n func(p *phase) int) func(p *phase) string {
+		return func(p *phase) string { return fmt.Sprint(n(p)) }
+	}
+	seconds := func(s func(p *phase) float64) func(p *phase) string {
+		return func(p *phase) string { return fmt.Sprintf("%.1f s", s(p)) }
+	}
+	row("phase", func(p *phase) string { return p.Name })
+	b.WriteString("|---|" + strings.Repeat("---:|", len(all)) + "\n")
+	row("jobs", number(func(p *phase) int { return p.Jobs }))
+	for _, kind := range slices.Sorted(maps.Keys(r.Faults)) {
+		row("`"+kind+"`", number(func(p *phase) int { return p.Faults[kind] }))
+	}
+	row("**lost**", number(func(p *phase) int { return p.Lost }))
+	row("**duplicate effects**", number(func(p *phase) int { return p.DuplicateEffects }))
+	row("violations of any kind", number(func(p *phase) int { return len(p.Violations) }))
+	row("duplicate executions", number(func(p *phase) int { return p.DuplicateExecutions }))
+	row("stale reports refused", number(func(p *phase) int { return p.StaleRefused }))
+	row("lost by Redis / named by the audit", func(p *phase) string {
+		return fmt.Sprintf("%d / %d", p.RedisLost, p.RedisLostNamed)
+	})
+	row("jobs with a deleted entry / ended as `LOST`", func(p *phase) string {
+		return fmt.Sprintf("%d / %d", p.DeletedJobs, p.EndedAsLost)
+	})
+	row("deletion → ended as `LOST`, longest", seconds(func(p *phase) float64 { return p.LostWithin }))
+	row("loss of a worker → next start, p99", seconds(func(p *phase) float64 { return p.RecoveryP99 }))
+	row("healed → all ended", seconds(func(p *phase) float64 { return p.EndedWithin }))
+	row("slowest graceful stop", seconds(func(p *phase) float64 { return p.SlowestStop }))
+	return b.String()
+}
+
+func TestRenewWritesTheTableBetweenItsMarks(t *testing.T) {
+	page := filepath.Join(t.TempDir(), "page.md")
+	require.NoError(t, os.WriteFile(page, []byte("before\n"+begin+"\nold\n"+end+"\nafter\n"), 0o600))
+	r := report{Seed: 7, phase: *newPhase(""), Versions: map[string]string{"redis": "7.0.15", "go": "1.26"}}
+	r.add(&phase{Name: "single", Jobs: 30, Faults: counts{killProcess: 2}, Lost: 1, DeletedJobs: 9, EndedAsLost: 4, recoveries: []time.Duration{2540 * time.Millisecond}})
+	require.NoError(t, r.renew(page))
+	got, err := os.ReadFile(page)
+	require.NoError(t, err)
+	for _, want := range []string{
+		"before\n" + begin + "\nSeed 7, Redis 7.0.15, Go 1.26, 30 jobs", "| phase | single | **all** |\n", "| `kill_9` | 2 | 2 |\n",
+		"| jobs with a deleted entry / ended as `LOST` | 9 / 4 | 9 / 4 |\n", "| loss of a worker → next start, p99 | 0.0 s | 2.5 s |\n", end + "\nafter\n",
+	} {
+		require.Contains(t, string(got), want)
+	}
+	require.NotContains(t, string(got), "old")
+
+	require.NoError(t, os.WriteFile(page, []byte("no marks"), 0o600))
+	require.ErrorContains(t, r.renew(page), "no place")
 }
 
 // counts is the number of faults of each kind.

@@ -1,8 +1,12 @@
 package integration
 
 import (
+	"context"
 	"fmt"
+	"os"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -11,6 +15,8 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
 // message is an entry of the ingest stream that ingest must reject: its fields, and a part of the
@@ -161,75 +167,6 @@ func TestGarbageOnTheIngestStream(t *testing.T) {
 	require.EqualValues(t, len(sent), st.Rejected)
 }
 
-// TestMessagesForUnknownGroups: four messages for a group that does not exist, with entry ids of
-// the year 1970, are rejected. A new message for another such group waits, and counts when that
-// group is submitted.
-func TestMessagesForUnknownGroups(t *testing.T) {
-	t.Parallel()
-	s := start(t, replicas("ingest", 0))
-	want := map[string]string{}
-	for i, m := range []message{
-		of(jobsAppend, `{"group":"nobody","jobs":[{"payload":1}]}`, "nobody"), of(groupSeal, `{"group":"nobody"}`, "nobody"),
-		of(groupSeal, `{"group":"nobody","total":2}`, "nobody"), of(groupCancel, `{"group":"nobody"}`, "nobody"),
-	} {
-		id := fmt.Sprintf("1000-%d", i)
-		require.NoError(t, s.rdb.XAdd(s.ctx(), &redis.XAddArgs{Stream: s.space.Ingest(), ID: id, Values: m.fields}).Err())
-		want[id] = m.reason
-	}
-	// A recent message for a group that does not exist stays in the stream, and does not delay
-	// other messages.
-	s.xadd(s.space.Ingest(), "type", jobsAppend, "data", `{"group":"later","jobs":[{"payload":{}}]}`)
-	s.xadd(s.space.Ingest(), "type", groupSubmit, "data", `{"id":"good","type":"NOOP","seal":true,"jobs":[{"payload":{}}]}`)
-	s.add("ingest")
-	s.api = client.NewAPI(s.url(0))
-	for id, e := range s.rejected(len(want)) {
-		require.Contains(t, want, id)
-		require.Contains(t, e["reason"], want[id])
-		require.Contains(t, e["reason"], "not found")
-	}
-	s.wait("good")
-	s.xadd(s.space.Ingest(), "type", groupSubmit, "data", `{"id":"later","type":"NOOP"}`)
-	s.xadd(s.space.Ingest(), "type", groupSeal, "data", `{"group":"later"}`)
-	require.Equal(t, api.Counts{Accepted: 1, Done: 1}, s.wait("later").Counts)
-}
-
-func TestGarbageOnInnerStreams(t *testing.T) {
-	t.Parallel()
-	s := start(t)
-	p := s.space.Partition(0)
-	s.submit(client.Submission{ID: "first", Type: "NOOP", Jobs: jobs(10, `{}`), Seal: true})
-	s.wait("first")
-
-	junk := []string{"", "junk", "\x00\xff", "a|b|c", "first|NOOP|x|0|0|0|0|0|0|0||0|0||", "first|OTHER|1|0|0|0|0|0|0|0||0|0||", strings.Repeat("|", 5000)}
-	for _, j := range junk {
-		s.xadd(p.Ready("NOOP"), "j", j)
-		s.xadd(p.ResultStream(), "g", "first", "l", j, "t", "")
-	}
-	s.xadd(p.Ready("NOOP"), "other", "field")
-	s.xadd(p.ResultStream(), "other", "field")
-	s.xadd(p.ResultStream(), "g", "nobody", "l", `{"ordinal":0,"duration_ms":1,"attempts":1,"data":null}`, "t", "") // of an unknown group
-	s.xadd(p.ResultStream(), "g", "first", "l", `{"ordinal":3,"duration_ms":1,"attempts":1,"data":null}`, "t", "")  // already reduced
-	s.xadd(p.ResultStream(), "g", "first", "l", `{"ordinal":99,"duration_ms":1,"attempts":1,"data":null}`, "t", "") // the group has no such job
-	s.xadd(p.Ready("NOOP"), "j", "first|NOOP|1|0|0|0|0|0|0|0||3|1700000000000||{}")                                 // the job has ended
-	s.xadd(p.Ready("NOOP"), "j", "first|NOOP|1|0|0|0|0|0|0|0||99|1700000000000||{}")                                // the group has no such job
-	s.xadd(p.Ready("NOOP"), "j", "nobody|NOOP|1|0|0|0|0|0|0|0||0|1700000000000||{}")                                // of an unknown group
-
-	s.submit(client.Submission{ID: "second", Type: "NOOP", Jobs: jobs(200, `{"result":1}`), Seal: true, Aggregate: []client.Aggregate{{As: "n", Op: "sum", Field: "data"}}})
-	g := s.wait("second")
-	require.EqualValues(t, 200, g.Counts.Done)
-	require.JSONEq(t, "200", string(g.Aggregate["n"]))
-
-	want := int64(2*len(junk) + 2)
-	s.await("all garbage is quarantined", func() bool { return s.rdb.LLen(s.ctx(), p.Quarantine()).Val() >= want })
-	list, err := s.rdb.LRange(s.ctx(), p.Quarantine(), 0, -1).Result()
-	require.NoError(t, err)
-	require.Len(t, list, int(want))
-	s.await("empty streams", func() bool {
-		return s.rdb.XLen(s.ctx(), p.Ready("NOOP")).Val() == 0 && s.rdb.XLen(s.ctx(), p.ResultStream()).Val() == 0
-	})
-	require.Equal(t, api.Counts{Accepted: 10, Done: 10}, s.group("first").Counts)
-}
-
 // hostile returns the i-th of several values that must not be in a list, set or stream of jobs:
 // texts that are not blobs, and blobs that fit no job. Some blobs name the existing group other.
 // Each 500th value is a text of 1 MiB.
@@ -332,4 +269,109 @@ func (s *system) cancelAndWait(group string) {
 	status, body := s.call("POST", s.url(0)+"/v1/groups/"+group+"/cancel", "")
 	require.Equal(s.t, 202, status, "%s", body)
 	s.awaitCounts(group, "cancelled", func(c api.Counts) bool { return c.Cancelled == c.Accepted })
+}
+
+// TestVanishedDataEndsWithinAMinute: with default settings, jobs whose data vanishes from Redis
+// while their group makes progress end as LOST within a minute: the ready stream is deleted,
+// renamed or misses 30 entries, or the results are deleted. Each round begins at another time of
+// the audit interval, and takes two minutes. LOST_ROUNDS is the number of rounds; without it the
+// test is skipped.
+func TestVanishedDataEndsWithinAMinute(t *testing.T) {
+	rounds, _ := strconv.Atoi(os.Getenv("LOST_ROUNDS"))
+	if rounds == 0 {
+		t.Skip("LOST_ROUNDS is not set")
+	}
+	const auditInterval = 15 * time.Second // the default of AUDIT_INTERVAL
+	for name, vanish := range map[string]func(*system, keyspace.Partition) (jobs int64){
+		"DEL of the ready stream": func(s *system, p keyspace.Partition) int64 {
+			ready := s.undelivered(p)
+			require.NoError(s.t, s.rdb.Del(s.ctx(), p.Ready("NOOP")).Err())
+			return ready
+		},
+		"RENAME of the ready stream": func(s *system, p keyspace.Partition) int64 {
+			ready := s.undelivered(p)
+			require.NoError(s.t, s.rdb.Rename(s.ctx(), p.Ready("NOOP"), p.Ready("NOOP")+".away").Err())
+			return ready
+		},
+		"XDEL of 30 entries": func(s *system, p keyspace.Partition) int64 {
+			last, err := s.rdb.XRevRangeN(s.ctx(), p.Ready("NOOP"), "+", "-", 30).Result()
+			require.NoError(s.t, err)
+			var ids []string
+			for _, e := range last {
+				ids = append(ids, e.ID)
+			}
+			deleted, err := s.rdb.XDel(s.ctx(), p.Ready("NOOP"), ids...).Result()
+			require.NoError(s.t, err)
+			return deleted
+		},
+		"DEL of the results stream": func(s *system, p keyspace.Partition) int64 {
+			aggregator := s.proc("aggregator", 0)
+			aggregator.Suspend() // otherwise results are reduced within milliseconds
+			s.await("results", func() bool { return s.rdb.XLen(s.ctx(), p.ResultStream()).Val() > 0 })
+			var entries *redis.IntCmd
+			_, err := s.rdb.TxPipelined(s.ctx(), func(tx redis.Pipeliner) error {
+				entries = tx.XLen(s.ctx(), p.ResultStream())
+				return tx.Del(s.ctx(), p.ResultStream()).Err()
+			})
+			require.NoError(s.t, err)
+			aggregator.Signal(syscall.SIGCONT)
+			return entries.Val()
+		},
+	} {
+		for round := range rounds {
+			t.Run(name+" "+strconv.Itoa(round+1), func(t *testing.T) {
+				t.Parallel()
+				const n = 2000
+				s := start(t, apart, replicas("worker", 4))
+				p := s.space.Partition(0)
+				require.NoError(t, redisx.Sleep(t.Context(), time.Duration(round)*auditInterval/time.Duration(rounds)))
+				s.submit(client.Submission{ID: "g", Type: "NOOP", Jobs: jobs(n, `{"sleep_ms":1800}`), Seal: true})
+				s.await("more ready jobs than slots", func() bool { return s.undelivered(p) >= 30 })
+				at, vanished := time.Now(), vanish(s, p)
+				var first, last time.Duration
+				var lost int64
+				s.followGroup("g", func(g api.Group) bool {
+					if now := g.FailuresByCode["LOST"]; now > lost {
+						if last = time.Since(at); lost == 0 {
+							first = last
+						}
+						lost = now
+					}
+					return g.Status.Ended()
+				})
+				t.Logf("%d entries vanished, %d jobs ended as LOST, %.1f to %.1f s later", vanished, lost, first.Seconds(), last.Seconds())
+				require.GreaterOrEqual(t, lost, vanished)
+				require.LessOrEqual(t, last, time.Minute)
+				require.Equal(t, api.Counts{Accepted: n, Done: n - lost, Failed: lost}, s.group("g").Counts)
+			})
+		}
+	}
+}
+
+// undelivered returns the number of entries of the ready stream of the type NOOP that no worker has
+// read.
+func (s *system) undelivered(p keyspace.Partition) int64 {
+	s.t.Helper()
+	info, err := s.rdb.XInfoGroups(s.ctx(), p.Ready("NOOP")).Result()
+	if err != nil || len(info) == 0 {
+		return 0 // no stream yet
+	}
+	return s.rdb.XLen(s.ctx(), p.Ready("NOOP")).Val() - info[0].Pending
+}
+
+// followGroup reads a group ten times a second and calls done with it, until done returns true. The
+// test fails after three minutes.
+func (s *system) followGroup(group string, done func(api.Group) bool) {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.ctx(), 3*time.Minute)
+	defer cancel()
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for !done(s.group(group)) {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			require.Fail(s.t, "group "+group+" has not ended")
+		}
+	}
 }

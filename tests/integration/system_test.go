@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"net/http"
@@ -28,10 +29,16 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
-	"github.com/bulkaction/bulkaction/internal/testkit/userstest"
 )
 
 func TestMain(m *testing.M) {
+	if store := os.Getenv(storeEnv); store != "" { // a child process of TestSuspendedHolder
+		if err := holdLock(os.Getenv(storeRedisEnv), store); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	os.Exit(proctest.Run(m, "./cmd/bulkaction", "./tests/testworker", "./examples/credential-pool", "./examples/custom-processor",
 		"./examples/custom-reducer", "./examples/embedded", "./examples/protected-shop"))
 }
@@ -92,7 +99,7 @@ func onRedis(opts ...redistest.Option) option {
 }
 
 // onURL is an option of start: the system uses a Redis that the test has started itself, with the
-// users of userstest.Users.
+// users of proctest.Users.
 func onURL(url string) option { return func(o *setup) { o.url = url } }
 
 func variable(name string) string {
@@ -123,7 +130,7 @@ func start(t testing.TB, opts ...option) *system {
 	require.NoError(t, err)
 	s := &system{t: t, space: space, env: o.env, bins: o.binaries, procs: map[string][]*proctest.Process{}}
 	if o.url == "" {
-		s.redis = redistest.Server(t, append(o.redis, userstest.Users(t))...)
+		s.redis = redistest.Server(t, append(o.redis, proctest.Users(t))...)
 		o.url = s.redis.URL()
 	}
 	s.rdb = connect(t, o.url).Cmd
@@ -179,7 +186,7 @@ const allRoles = "all"
 func (s *system) launch(role string, more map[string]string) *proctest.Process {
 	s.t.Helper()
 	environ := maps.Clone(s.env)
-	environ["BULKACTION_REDIS_URL"] = userstest.As(role, environ["BULKACTION_REDIS_URL"])
+	environ["BULKACTION_REDIS_URL"] = proctest.AsUser(role, environ["BULKACTION_REDIS_URL"])
 	maps.Copy(environ, more)
 	name, args := "bulkaction", []string{role}
 	if own, ok := s.bins[role]; ok {

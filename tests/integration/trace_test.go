@@ -3,27 +3,35 @@ package integration
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/metric/noop"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"github.com/bulkaction/bulkaction/client"
 	"github.com/bulkaction/bulkaction/client/producer"
-	"github.com/bulkaction/bulkaction/internal/testkit/oteltest"
+	"github.com/bulkaction/bulkaction/guard"
+	"github.com/bulkaction/bulkaction/internal/telemetry"
+	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
 // secret is a text in payloads and results. It must not occur in spans.
 const secret = "s3cr3t-of-the-customer"
 
 // traced starts a system that sends its spans to a receiver.
-func traced(t *testing.T, opts ...option) (*system, *oteltest.Receiver) {
+func traced(t *testing.T, opts ...option) (*system, *traceReceiver) {
 	t.Helper()
-	r := oteltest.New(t)
+	r := newTraceReceiver(t)
 	return start(t, append([]option{
 		env("OTEL_EXPORTER_OTLP_ENDPOINT", r.Endpoint()), env("OTEL_METRICS_EXPORTER", "none"), env("OTEL_BSP_SCHEDULE_DELAY", "50"),
 	}, opts...)...), r
@@ -38,17 +46,17 @@ func parentOf(n int, flags string) (header, traceID, spanID string) {
 // awaitTrace waits until a trace ends with a span reduce, fail or cancel, and returns its spans
 // from the root on: each is the parent of the next. parent is the parent id of the first span; ""
 // if it has none. Spans that a producer outside of the system has made are not included.
-func awaitTrace(t *testing.T, r *oteltest.Receiver, traceID, parent string) []oteltest.Span {
+func awaitTrace(t *testing.T, r *traceReceiver, traceID, parent string) []exportedSpan {
 	t.Helper()
-	of := func(all []oteltest.Span) []oteltest.Span {
-		return slices.DeleteFunc(all, func(s oteltest.Span) bool { return s.TraceID != traceID })
+	of := func(all []exportedSpan) []exportedSpan {
+		return slices.DeleteFunc(all, func(s exportedSpan) bool { return s.TraceID != traceID })
 	}
-	var path []oteltest.Span
-	r.WaitFor(t, patience, func(all []oteltest.Span) bool {
+	var path []exportedSpan
+	r.WaitFor(t, patience, func(all []exportedSpan) bool {
 		spans, at := of(all), parent
 		path = path[:0]
 		for {
-			i := slices.IndexFunc(spans, func(s oteltest.Span) bool { return s.ParentID == at })
+			i := slices.IndexFunc(spans, func(s exportedSpan) bool { return s.ParentID == at })
 			if i < 0 {
 				break
 			}
@@ -65,7 +73,7 @@ func awaitTrace(t *testing.T, r *oteltest.Receiver, traceID, parent string) []ot
 }
 
 // names returns the names of spans, in their order.
-func names(spans []oteltest.Span) []string {
+func names(spans []exportedSpan) []string {
 	all := make([]string, len(spans))
 	for i, s := range spans {
 		all[i] = s.Name
@@ -80,7 +88,7 @@ var kindOf = map[string]string{
 // describes requires that each span of a job's trace has the right kind and the right attributes of
 // messaging, tenant and group; from admit on also the job, and at process NOOP the attempt and
 // three wait times.
-func describes(t *testing.T, s *system, path []oteltest.Span, tenant, group string, ordinal int) {
+func describes(t *testing.T, s *system, path []exportedSpan, tenant, group string, ordinal int) {
 	t.Helper()
 	destination := map[string]string{
 		"send ingest": s.space.Ingest(), "ingest": s.space.Ingest(), "admit": s.space.OfTenant(tenant).Ready("NOOP"),
@@ -109,7 +117,7 @@ func describes(t *testing.T, s *system, path []oteltest.Span, tenant, group stri
 }
 
 // silent requires that no span contains the text secret.
-func silent(t *testing.T, spans []oteltest.Span) {
+func silent(t *testing.T, spans []exportedSpan) {
 	t.Helper()
 	for _, s := range spans {
 		text, err := json.Marshal([]any{s.Name, s.Attributes, s.Events, s.StatusMessage})
@@ -120,9 +128,9 @@ func silent(t *testing.T, spans []oteltest.Span) {
 
 // awaitBatches waits until, for each span in jobs, a span with this name, such as "admit batch",
 // links to it.
-func awaitBatches(t *testing.T, r *oteltest.Receiver, name string, jobs []oteltest.Span) {
+func awaitBatches(t *testing.T, r *traceReceiver, name string, jobs []exportedSpan) {
 	t.Helper()
-	r.WaitFor(t, patience, func(all []oteltest.Span) bool {
+	r.WaitFor(t, patience, func(all []exportedSpan) bool {
 		linked := map[string]bool{}
 		for _, s := range all {
 			if s.Name == name {
@@ -131,7 +139,7 @@ func awaitBatches(t *testing.T, r *oteltest.Receiver, name string, jobs []otelte
 				}
 			}
 		}
-		return !slices.ContainsFunc(jobs, func(s oteltest.Span) bool { return !linked[s.TraceID+s.SpanID] })
+		return !slices.ContainsFunc(jobs, func(s exportedSpan) bool { return !linked[s.TraceID+s.SpanID] })
 	})
 }
 
@@ -193,7 +201,7 @@ func TestTraceOfOneJob(t *testing.T) {
 }
 
 // everything stops all processes, so that they send their buffered spans, and returns all spans.
-func everything(s *system, r *oteltest.Receiver) []oteltest.Span {
+func everything(s *system, r *traceReceiver) []exportedSpan {
 	s.stopAll()
 	return r.Spans()
 }
@@ -217,17 +225,17 @@ func TestTracesOfManyJobs(t *testing.T) {
 	data, err := json.Marshal(client.Submission{ID: "many", Tenant: "acme", Type: "NOOP", Jobs: slices.Repeat([]client.NewJob{{Payload: payload()}}, n), Seal: true})
 	require.NoError(t, err)
 	s.xadd(s.space.Ingest(), "type", "group.submit", "traceparent", message, "data", data)
-	roots := map[string]oteltest.Span{}
-	r.WaitFor(t, patience, func(spans []oteltest.Span) bool {
+	roots := map[string]exportedSpan{}
+	r.WaitFor(t, patience, func(spans []exportedSpan) bool {
 		clear(roots)
 		for _, span := range spans {
-			if span.Name == "ingest" && slices.Contains(span.Links, oteltest.Link{TraceID: messageTrace, SpanID: messageSpan}) {
+			if span.Name == "ingest" && slices.Contains(span.Links, spanLink{TraceID: messageTrace, SpanID: messageSpan}) {
 				roots[span.TraceID] = span
 			}
 		}
 		return len(roots) == n
 	})
-	seen, admits := map[int64]bool{}, []oteltest.Span(nil)
+	seen, admits := map[int64]bool{}, []exportedSpan(nil)
 	for id, root := range roots {
 		require.Empty(t, root.ParentID)
 		path := awaitTrace(t, r, id, "")
@@ -253,7 +261,7 @@ func TestTracesOfManyJobs(t *testing.T) {
 	require.Len(t, linked, 1)
 	for span, jobs := range linked {
 		require.Equal(t, 2, jobs)
-		require.True(t, slices.ContainsFunc(r.Spans(), func(s oteltest.Span) bool {
+		require.True(t, slices.ContainsFunc(r.Spans(), func(s exportedSpan) bool {
 			return s.TraceID+s.SpanID == span && s.Name == "send ingest" && s.Kind == "producer" && s.Attributes["messaging.batch.message_count"] == int64(3)
 		}))
 	}
@@ -350,4 +358,95 @@ func TestTracesCanBeOff(t *testing.T) {
 			require.Empty(t, everything(s, r))
 		})
 	}
+}
+
+// nameMeter is a meter of OpenTelemetry that measures nothing and stores the names of the
+// instruments which are created.
+type nameMeter struct {
+	noop.Meter
+	names map[string]bool
+}
+
+func (m *nameMeter) Int64Counter(name string, _ ...metric.Int64CounterOption) (metric.Int64Counter, error) {
+	m.names[name] = true
+	return noop.Int64Counter{}, nil
+}
+
+func (m *nameMeter) Float64Histogram(
+	name string, _ ...metric.Float64HistogramOption,
+) (metric.Float64Histogram, error) {
+	m.names[name] = true
+	return noop.Float64Histogram{}, nil
+}
+
+func (m *nameMeter) Int64ObservableGauge(
+	name string, _ ...metric.Int64ObservableGaugeOption,
+) (metric.Int64ObservableGauge, error) {
+	m.names[name] = true
+	return noop.Int64ObservableGauge{}, nil
+}
+
+func (m *nameMeter) Float64ObservableGauge(
+	name string, _ ...metric.Float64ObservableGaugeOption,
+) (metric.Float64ObservableGauge, error) {
+	m.names[name] = true
+	return noop.Float64ObservableGauge{}, nil
+}
+
+func (m *nameMeter) Int64ObservableCounter(
+	name string, _ ...metric.Int64ObservableCounterOption,
+) (metric.Int64ObservableCounter, error) {
+	m.names[name] = true
+	return noop.Int64ObservableCounter{}, nil
+}
+
+// documented returns the metrics that a part of a document lists, in alphabetical order: the names
+// in backticks in the first columns of its tables, without labels. The part lies between the lines
+// from and to.
+func documented(t *testing.T, file, from, to string) []string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(repository, "docs", file))
+	require.NoError(t, err)
+	_, part, found := strings.Cut(string(text), "\n"+from+"\n")
+	require.True(t, found, from)
+	part, _, found = strings.Cut(part, "\n"+to+"\n")
+	require.True(t, found, to)
+	names := map[string]bool{}
+	for _, row := range regexp.MustCompile("(?m)^\\| (`[^|]*) \\|").FindAllStringSubmatch(part, -1) {
+		for _, name := range regexp.MustCompile("`([a-z_]+)[^`]*`").FindAllStringSubmatch(row[1], -1) {
+			names[name[1]] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(names))
+}
+
+// TestDocumentedMetrics requires that the documents list exactly the metrics that the code creates
+// for the fetcher, dispatcher, worker and watcher, for the waiting room, and for guards.
+func TestDocumentedMetrics(t *testing.T) {
+	t.Parallel()
+	named := func(prefix string, create func(metric.Meter)) []string {
+		m := &nameMeter{names: map[string]bool{}}
+		create(m)
+		var names []string
+		for name := range m.names {
+			short, prefixed := strings.CutPrefix(name, prefix)
+			require.True(t, prefixed, name)
+			names = append(names, short)
+		}
+		slices.Sort(names)
+		return names
+	}
+	require.Equal(t, named(telemetry.NamePrefix, func(m metric.Meter) {
+		telemetry.NewFetcherMetrics(m)
+		telemetry.NewDispatcherMetrics(m)
+		telemetry.NewWorkerMetrics(m)
+		telemetry.NewWatcherMetrics(m)
+	}), documented(t, "metrics.md", "## Fetcher", "## Others"))
+	require.Equal(t, named(telemetry.NamePrefix+"room_", func(m metric.Meter) {
+		telemetry.NewRoomMetrics(m).ShowGauges(m, nil)
+	}), documented(t, "operations.md", "### Metrics of the waiting room", "### Alerts of the waiting room"))
+	require.Equal(t, named("", func(m metric.Meter) {
+		c := guard.New(redistest.Server(t).Client(), guard.Meter(m))
+		require.NoError(t, c.Close(t.Context()))
+	}), documented(t, "guards.md", "## Metrics", "## Accounts and hosts in the pipeline"))
 }

@@ -28,8 +28,7 @@ type world struct {
 }
 
 func newWorld(t *testing.T) *world {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
+	url, prefix := redistest.Parallel(t)
 	opt, err := redis.ParseURL(url)
 	require.NoError(t, err)
 	c := redis.NewClient(opt)

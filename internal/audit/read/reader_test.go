@@ -56,8 +56,7 @@ func TestReadQueueYieldsEachElementOnceWhileItMoves(t *testing.T) {
 		{"everything, and new ones come", 100, all, 20, read.PageSize},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			url, prefix := redistest.Shared(t)
+			url, prefix := redistest.Parallel(t)
 			c := connect(t, url)
 			key := prefix + "list"
 			require.NoError(t, c.RPush(t.Context(), key, numbers(0, all)...).Err())

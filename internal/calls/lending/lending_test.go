@@ -108,8 +108,7 @@ func TestAccountsHaveTheirLimits(t *testing.T) {
 // TestAccountsThatAreInUse: while the only account is lent, a call that may not wait is denied, and
 // Availability names no time at which one is free.
 func TestAccountsThatAreInUse(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
+	url, prefix := redistest.Parallel(t)
 	n := newLender(t, url, prefix, 0)
 	s, err := n.Choice(limits(hourly, 1, breaker))("smtp", []credential.Account{{ID: "a"}})
 	require.NoError(t, err)
@@ -145,8 +144,7 @@ func TestAccountsThatAreInUse(t *testing.T) {
 }
 
 func TestOutcomesReachTheGuard(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
+	url, prefix := redistest.Parallel(t)
 	n := newLender(t, url, prefix, 0)
 	many := credential.Rate{Permits: 100, Window: time.Hour}
 	for name, tt := range map[string]struct {
@@ -181,8 +179,7 @@ func TestOutcomesReachTheGuard(t *testing.T) {
 // TestAccountsWithoutLimits: an account with no rate and unbounded concurrency has only a breaker.
 // 1,000 calls at the same time share at most 100 leases of it.
 func TestAccountsWithoutLimits(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
+	url, prefix := redistest.Parallel(t)
 	n := newLender(t, url, prefix, 0)
 	s, err := n.Choice(limits(credential.Rate{}, credential.Unbounded, breaker))("push.fcm", []credential.Account{{ID: "a"}})
 	require.NoError(t, err)
@@ -216,8 +213,7 @@ func TestAccountsWithoutLimits(t *testing.T) {
 // revoke a loan that is out. After OpenFor, a call that fails opens it again, and two that succeed
 // close it.
 func TestAnAccountWithoutLimitsFails(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
+	url, prefix := redistest.Parallel(t)
 	quick := credential.Breaker{Failures: 3, OpenFor: 300 * time.Millisecond, Successes: 2}
 	choose := func() (lending.Lender, credential.Source) {
 		n := newLender(t, url, prefix, 0)
@@ -288,8 +284,7 @@ func TestAnAccountWithoutLimitsFails(t *testing.T) {
 // TestAnAccountWithoutLimitsIsThrottled: when a service asks for a pause, the account is not lent
 // during the pause. The other account is.
 func TestAnAccountWithoutLimitsIsThrottled(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
+	url, prefix := redistest.Parallel(t)
 	n := newLender(t, url, prefix, 0)
 	accounts := []credential.Account{{ID: "a"}, {ID: "b"}}
 	s, err := n.Choice(limits(credential.Rate{}, credential.Unbounded, breaker))("push.fcm", accounts)
@@ -308,8 +303,7 @@ func TestAnAccountWithoutLimitsIsThrottled(t *testing.T) {
 // TestBothKindsOfAccounts: of an account with limits and one without, the latter is lent first.
 // While it is throttled, the one with limits is lent.
 func TestBothKindsOfAccounts(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
+	url, prefix := redistest.Parallel(t)
 	n := newLender(t, url, prefix, 0)
 	none := credential.Rate{}
 	s, err := n.Choice(limits(hourly, 1, breaker))("push.fcm", []credential.Account{
@@ -328,8 +322,7 @@ func TestBothKindsOfAccounts(t *testing.T) {
 }
 
 func TestEachKeyHasItsLimit(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
+	url, prefix := redistest.Parallel(t)
 	n := newLender(t, url, prefix, 0)
 	hosts := n.PerKey("http-host", hourly, credential.Sliding, credential.Breaker{})
 	for range 2 {
@@ -344,8 +337,7 @@ func TestEachKeyHasItsLimit(t *testing.T) {
 }
 
 func TestMistakesOfAPool(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
+	url, prefix := redistest.Parallel(t)
 	n := newLender(t, url, prefix, 0)
 	_, err := n.Choice(limits(hourly, 1, breaker))("bad name", []credential.Account{{ID: "a"}})
 	require.ErrorIs(t, err, guard.ErrInvalid)
@@ -395,8 +387,7 @@ func TestCloseWaitsForLoansOnTheirWayBack(t *testing.T) {
 // TestALostLeaseIsRevoked: if the lease of a loan is lost, Revoked says so, so that the job does
 // not use an account that others may have by now.
 func TestALostLeaseIsRevoked(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
+	url, prefix := redistest.Parallel(t)
 	n := newLender(t, url, prefix, 0)
 	s, err := n.Choice(limits(hourly, 1, breaker))("smtp", []credential.Account{{ID: "a"}})
 	require.NoError(t, err)
@@ -413,8 +404,7 @@ func TestALostLeaseIsRevoked(t *testing.T) {
 // TestAccountsThatNothingGuards: two accounts with neither a limit nor a breaker are lent in turn,
 // although all four calls fail.
 func TestAccountsThatNothingGuards(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
+	url, prefix := redistest.Parallel(t)
 	n := newLender(t, url, prefix, 0)
 	s, err := n.Choice(limits(credential.Rate{}, credential.Unbounded, credential.Breaker{}))("push.fcm", []credential.Account{{ID: "a"}, {ID: "b"}})
 	require.NoError(t, err)

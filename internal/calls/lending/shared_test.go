@@ -43,8 +43,7 @@ func giveBack(o credential.Outcome, loans ...credential.Loan) {
 // TestLateOutcomesAreNoProbes: 397 calls that began before the breaker opened succeed afterwards.
 // That does not close it: when it is half-open, at most two probes are lent.
 func TestLateOutcomesAreNoProbes(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
+	url, prefix := redistest.Parallel(t)
 	n := newLender(t, url, prefix, 0)
 	s := unlimited(t, n, credential.Breaker{Failures: 3, OpenFor: 300 * time.Millisecond, Successes: 2})
 	loans := borrow(t, s, 400) // at least four permissions
@@ -71,8 +70,7 @@ func TestLateOutcomesAreNoProbes(t *testing.T) {
 // TestLateFailuresDoNotCount: a failure of a call that began before the breaker opened does not
 // keep the breaker open for longer.
 func TestLateFailuresDoNotCount(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
+	url, prefix := redistest.Parallel(t)
 	n := newLender(t, url, prefix, 0)
 	s := unlimited(t, n, breaker)
 	loans := borrow(t, s, 200) // at least two permissions
@@ -86,8 +84,7 @@ func TestLateFailuresDoNotCount(t *testing.T) {
 // TestAFailureAfterAThrottle: after a throttle is over, the breaker counts failures as before: one
 // failure does not open it.
 func TestAFailureAfterAThrottle(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
+	url, prefix := redistest.Parallel(t)
 	n := newLender(t, url, prefix, 0)
 	s, other := unlimited(t, n, breaker), unlimited(t, newLender(t, url, prefix, 0), breaker)
 	back(t, n, "breaker/push.a", borrow(t, s, 1)[0],
@@ -108,8 +105,7 @@ func TestAFailureAfterAThrottle(t *testing.T) {
 // TestMoreCallsThanProbes: while all probes are out, further calls are denied. The probes that
 // succeed still close the breaker.
 func TestMoreCallsThanProbes(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
+	url, prefix := redistest.Parallel(t)
 	n := newLender(t, url, prefix, 0)
 	s := unlimited(t, n, credential.Breaker{Failures: 1, OpenFor: 100 * time.Millisecond, Successes: 2})
 	giveBack(failure, borrow(t, s, 1)...)

@@ -139,8 +139,7 @@ func TestStopReducesWhatWasRead(t *testing.T) {
 // TestEntriesThatNobodyOwnsAreReduced: XGROUP DELCONSUMER removes the reader of some entries, and
 // XGROUP SETID skips others, so that none is in a pending list. All are reduced nevertheless.
 func TestEntriesThatNobodyOwnsAreReduced(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	submitCosts(w, "read", 20, 5)
 	w.ReadResults("dead")
 	submitCosts(w, "unread", 20, 5)
@@ -164,8 +163,7 @@ func TestEntriesThatNobodyOwnsAreReduced(t *testing.T) {
 // TestLargestIDInTheResultsStream: Redis adds no entry behind one with the largest possible id.
 // While the aggregator runs, the stream takes entries again, and 20 later results are reduced.
 func TestLargestIDInTheResultsStream(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	require.NoError(t, w.Conn.Cmd.XAdd(t.Context(), &redis.XAddArgs{
 		Stream: w.P.ResultStream(), ID: "18446744073709551615-18446744073709551615", Values: []string{"g", "gone", "l", `{"ordinal":1}`}}).Err())
 	cfg := config()
@@ -221,8 +219,7 @@ func TestTwoAggregatorsReduceOneGroup(t *testing.T) {
 	}
 	for name, ids := range map[string][2]string{"different partial aggregates": {same[3], same[4]}, "the same partial aggregate": pair} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := stagetest.Shared(t)
+			w := stagetest.Parallel(t, 1)
 			submitCosts(w, "g", 1000, 3)
 			// Each aggregator claims at once the entries that the other one is reducing.
 			cfg := config()
@@ -304,8 +301,7 @@ func TestResultsOfADeletedGroupAreDropped(t *testing.T) {
 // TestLargeResultsAreReducedInPieces: 60 results of 60 KiB become several chunks of result lines,
 // each of at most a megabyte and one result.
 func TestLargeResultsAreReducedInPieces(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	const n = 60
 	w.Jobs("g", "T", n)
 	w.Admit("T")
@@ -343,8 +339,7 @@ func registryWithLongest(t *testing.T) *reducer.Registry {
 // TestOnlyAggregatorsWithTheReducerReduceTheGroup: an aggregator that lacks a group's reducer
 // leaves the group's results in the stream, and reduces those of other groups.
 func TestOnlyAggregatorsWithTheReducerReduceTheGroup(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	registry := registryWithLongest(t)
 	w.Store = groups.New(groups.Config{}, w.Conn, w.Space, w.Tel, registry, nil)
 	w.Submit(messages.SubmitGroup{
@@ -391,8 +386,7 @@ func (c *cutOff) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 // the same number, writes it once for a new group g. Then the first one reduces the other half of
 // the new group's jobs, and the group has the right aggregate.
 func TestPartialOfADeletedGroupIsNotUsedAgain(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	ctx := t.Context()
 	process, cut := stagetest.Process(w, "a"), &cutOff{}
 	process.Conn.Block.AddHook(cut)

@@ -79,8 +79,7 @@ func TestDueJobsArePromoted(t *testing.T) {
 // TestNewDueTimeWakesTheDispatcher: 20 jobs are submitted one after the other, each due 20 ms
 // later. They are promoted within half a second on average, although the interval is a minute.
 func TestNewDueTimeWakesTheDispatcher(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	cfg := config()
 	cfg.Interval = time.Minute
 	w.Run(dispatcher.New(stagetest.Process(w, "d"), cfg))
@@ -113,8 +112,7 @@ func TestScheduledGroupStartsAtItsTime(t *testing.T) {
 // TestFullReadyStreamIsSkipped: due jobs of a full ready stream stay non-ready, and are promoted
 // once the stream has free capacity.
 func TestFullReadyStreamIsSkipped(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	due := time.Now().Add(50 * time.Millisecond)
 	jobs := stagetest.Numbered(8)
 	for i := range jobs {
@@ -132,8 +130,7 @@ func TestFullReadyStreamIsSkipped(t *testing.T) {
 }
 
 func TestJobsOfADeadWorkerAreReclaimedAfterTheLease(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Jobs("g", "T", 5)
 	w.Admit("T")
 	const lease = 700 * time.Millisecond
@@ -170,8 +167,7 @@ func TestJobsOfADeadWorkerAreReclaimedAfterTheLease(t *testing.T) {
 // entries are in no pending list. Four jobs become ready again; the fifth, whose worker renews its
 // lease, stays in flight.
 func TestEntriesThatNobodyOwnsAreReclaimed(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Jobs("g", "T", 5)
 	w.Admit("T")
 	w.Take("T", "dead", 2)
@@ -200,8 +196,7 @@ func TestEntriesThatNobodyOwnsAreReclaimed(t *testing.T) {
 // TestLargestIDInTheReadyStream: Redis adds no entry behind one with the largest possible id, which
 // here is no job. While the dispatcher runs, the ready stream takes entries again.
 func TestLargestIDInTheReadyStream(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Jobs("g", "T", 3)
 	require.NoError(t, w.Conn.Cmd.XAdd(t.Context(), &redis.XAddArgs{
 		Stream: w.P.Ready("T"), ID: "18446744073709551615-18446744073709551615", Values: []string{"j", "no job"}}).Err())
@@ -217,8 +212,7 @@ func TestLargestIDInTheReadyStream(t *testing.T) {
 }
 
 func TestJobThatLosesTooManyWorkersFails(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Jobs("g", "T", 1)
 	w.Admit("T")
 	cfg := config()

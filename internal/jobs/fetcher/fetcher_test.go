@@ -181,8 +181,7 @@ func commands(t *testing.T, w *stagetest.World) (n int) {
 // window of 100 ms. At least one job becomes a marker, and the fetcher admits the jobs behind it
 // later, although no dispatcher runs.
 func TestRateLimitIsKept(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	for _, tenant := range []string{"a", "b", "c"} { // each tenant has three permits a window, and one permit is left
 		w.Submit(messages.SubmitGroup{ID: tenant, Type: "T", Jobs: stagetest.Numbered(16)})
 	}

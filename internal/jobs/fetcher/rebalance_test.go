@@ -13,7 +13,6 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/rapidtest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
-	"github.com/bulkaction/bulkaction/internal/testkit/tamper"
 )
 
 // TestDivide checks the quotas that divide returns for given quotas and demands.
@@ -92,7 +91,7 @@ func TestRebalancerFollowsTheDemand(t *testing.T) {
 		demand := func(partition int, jobs int64) {
 			p := w.Space.Partition(partition)
 			require.NoError(t, w.Conn.Cmd.ZAdd(t.Context(), p.Types(), redis.Z{Score: 1, Member: "T"}).Err())
-			tamper.SetWaiting(t, w.Conn.Cmd, p, "T", jobs)
+			stagetest.SetWaiting(t, w.Conn.Cmd, p, "T", jobs)
 			require.NoError(t, w.Conn.Cmd.SAdd(t.Context(), p.Active(), "acme").Err())
 		}
 		quotas := func() (out []int64) {

@@ -171,9 +171,7 @@ func BenchmarkAppendTogether(b *testing.B) {
 }
 
 func TestBacklogIsBounded(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
-	w := stagetest.New(t, url, prefix, 3)
+	w := stagetest.Parallel(t, 3)
 	w.Store = w.NewStore(groups.Config{MaxBacklog: 10})
 	submit := func(id string, n int) error {
 		ctx, request := backpressure.WithRequest(stagetest.Trusted(t), id, true)

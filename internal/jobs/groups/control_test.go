@@ -19,7 +19,6 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
-	"github.com/bulkaction/bulkaction/internal/testkit/tamper"
 )
 
 func ptr[T any](v T) *T { return &v }
@@ -58,9 +57,7 @@ func TestPauseAGroup(t *testing.T) {
 // TestPauseAType: a type is paused in all partitions. Stats show paused types, also those without
 // jobs.
 func TestPauseAType(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
-	w := stagetest.New(t, url, prefix, 3)
+	w := stagetest.Parallel(t, 3)
 	for i := range 6 {
 		w.Submit(messages.SubmitGroup{ID: fmt.Sprint("g", i), Type: "T", Jobs: stagetest.Numbered(2)})
 	}
@@ -176,9 +173,7 @@ func TestTenant(t *testing.T) {
 }
 
 func TestTenantsArePaged(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
-	w := stagetest.New(t, url, prefix, 4)
+	w := stagetest.Parallel(t, 4)
 	var want []string
 	for i := range 23 {
 		id := fmt.Sprintf("t%02d", i)
@@ -250,9 +245,7 @@ func TestWorkOfTenantsIsBounded(t *testing.T) {
 		"skewed": func(i int) int { return max(0, i-500) % 256 },
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			url, prefix := redistest.Shared(t)
-			w := stagetest.New(t, url, prefix, 256)
+			w := stagetest.Parallel(t, 256)
 			const tenants = 800
 			var want []string
 			for i := range tenants {
@@ -287,9 +280,7 @@ func TestWorkOfTenantsIsBounded(t *testing.T) {
 // TestImplicitTenantsAreLeftOut: Tenants lists implicit tenants only if all is true. One call looks
 // at a bounded number of tenants, so the three others come after at most 4 calls.
 func TestImplicitTenantsAreLeftOut(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
-	w := stagetest.New(t, url, prefix, 3)
+	w := stagetest.Parallel(t, 3)
 	const implicit = 1100 // more than one call looks at
 	for i := range implicit {
 		id := fmt.Sprintf("g%04d", i)
@@ -329,8 +320,7 @@ func TestImplicitTenantsAreLeftOut(t *testing.T) {
 // them. A group has no ETA while the tenant's speed is not known, nor while the group, its type or
 // its tenant is paused.
 func TestETA(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Submit(messages.SubmitGroup{ID: "small", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(30)})
 	w.Submit(messages.SubmitGroup{ID: "large", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(150)})
 	w.Submit(messages.SubmitGroup{ID: "paused", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(10)})
@@ -382,9 +372,7 @@ func noPause(context.Context, int) error { return nil }
 // TestBusiestTenants: the busiest tenants of all partitions are merged: the active ones with the
 // most unfinished jobs.
 func TestBusiestTenants(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
-	w := stagetest.New(t, url, prefix, 3)
+	w := stagetest.Parallel(t, 3)
 	const n = 130
 	for i := range n { // tenant t7 has 8 jobs
 		w.Submit(messages.SubmitGroup{
@@ -443,8 +431,7 @@ func TestBusiestTenants(t *testing.T) {
 // TestBusiestOfManyTenants: MeasureBusiest finds the 100 busiest among 5,000 active tenants, which
 // are more than one page.
 func TestBusiestOfManyTenants(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	manyTenants(t, w, 5000)
 	require.NoError(t, w.Store.MeasureBusiest(t.Context(), w.P, noPause))
 	l, err := w.Store.BusiestTenants(stagetest.Trusted(t), 100)
@@ -461,7 +448,7 @@ func manyTenants(t testing.TB, w *stagetest.World, n int) {
 	for from := 0; from < n; from += 1000 {
 		_, err := w.Conn.Cmd.Pipelined(t.Context(), func(pipe redis.Pipeliner) error {
 			for i := from; i < min(from+1000, n); i++ {
-				tamper.MakeActive(t, pipe, w.P, fmt.Sprint("t", i), int64(i))
+				stagetest.MakeActive(t, pipe, w.P, fmt.Sprint("t", i), int64(i))
 			}
 			return nil
 		})

@@ -21,7 +21,6 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
-	"github.com/bulkaction/bulkaction/internal/testkit/tamper"
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
@@ -140,7 +139,7 @@ func TestWhatAFailoverLostIsStoredAgain(t *testing.T) {
 	}
 	drop := func(keys ...string) func() error { return func() error { return c.Del(ctx, keys...).Err() } }
 	unseal := func(group string) func() error {
-		return func() error { tamper.Unseal(t, c, w.P, group); return nil }
+		return func() error { stagetest.Unseal(t, c, w.P, group); return nil }
 	}
 	for name, tt := range map[string]struct{ loss, call func() error }{
 		"group":        {drop(w.P.Group("g"), w.P.States("g"), w.P.Queue("g", "T")), submit(large(3))},
@@ -160,7 +159,7 @@ func TestWhatAFailoverLostIsStoredAgain(t *testing.T) {
 	require.EqualValues(t, 1, c.ZCard(ctx, w.P.Messages()).Val())
 	require.EqualValues(t, 1, c.ZCard(ctx, w.P.Entries()).Val())
 
-	err := meet(func() error { tamper.Unpause(t, c, w.P, "o"); return nil }, func() error { _, err := w.Store.Pause(ctx, "o"); return err })
+	err := meet(func() error { stagetest.Unpause(t, c, w.P, "o"); return nil }, func() error { _, err := w.Store.Pause(ctx, "o"); return err })
 	require.ErrorIs(t, err, api.ErrUnavailable)
 	require.ErrorContains(t, err, "a failover has lost what was written to partition 0: repeat it")
 }

@@ -197,8 +197,7 @@ func TestJobMap(t *testing.T) {
 // TestJobMapOfALargeGroup: the job map of a million jobs, whose states are read in several round
 // trips, has the right counts.
 func TestJobMapOfALargeGroup(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Jobs("g", "T", 1)
 	ctx, p := stagetest.Trusted(t), w.Space.OfTenant(w.Group("g").Tenant)
 	states := strings.Repeat(string(ledger.Done)+"!", 700_001) + strings.Repeat(string(ledger.Failed)+"!", 299_999)
@@ -270,9 +269,7 @@ func BenchmarkFailedGroups(b *testing.B) {
 }
 
 func TestListIsFiltered(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
-	w := stagetest.New(t, url, prefix, 4)
+	w := stagetest.Parallel(t, 4)
 	ctx := stagetest.Trusted(t)
 	submit := func(id, tenant, typ string, created int64, jobs ...messages.Job) {
 		_, err := w.Store.Submit(ctx, &messages.SubmitGroup{ID: id, Tenant: tenant, Type: typ, Jobs: jobs}, now)
@@ -330,9 +327,7 @@ func TestListIsFiltered(t *testing.T) {
 // out one whose status has changed since. Lists without a status and of CREATED groups refuse its
 // cursor.
 func TestListByStatus(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
-	w := stagetest.New(t, url, prefix, 1)
+	w := stagetest.Parallel(t, 1)
 	ctx, p := stagetest.Trusted(t), w.Space.Partition(0)
 	for i := range 5 {
 		id := fmt.Sprint("g", i)

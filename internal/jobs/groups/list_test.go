@@ -20,7 +20,6 @@ import (
 	"github.com/bulkaction/bulkaction/internal/jobs/groups"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
-	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 	"github.com/bulkaction/bulkaction/reducer"
 )
@@ -28,9 +27,7 @@ import (
 // TestListIsPaged: lists of groups of several partitions, many of them created in the same
 // millisecond, contain each group once and in order, with every page size.
 func TestListIsPaged(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
-	w := stagetest.New(t, url, prefix, 4)
+	w := stagetest.Parallel(t, 4)
 	const n = 60
 	type created struct {
 		ms int64
@@ -111,9 +108,7 @@ func TestListIsPaged(t *testing.T) {
 // TestListByStatusIsBounded: one call of Groups looks at 5,000 groups at most, and the next call
 // continues there.
 func TestListByStatusIsBounded(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
-	w := stagetest.New(t, url, prefix, 1)
+	w := stagetest.Parallel(t, 1)
 	_, err := w.Store.Submit(stagetest.Trusted(t), &messages.SubmitGroup{ID: "old", Tenant: "acme", Type: "T"}, now)
 	require.NoError(t, err)
 	_, err = w.Store.Cancel(stagetest.Trusted(t), "old")
@@ -139,9 +134,7 @@ func TestListByStatusIsBounded(t *testing.T) {
 }
 
 func TestDeadLettersArePaged(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
-	w := stagetest.New(t, url, prefix, 3)
+	w := stagetest.Parallel(t, 3)
 	const n = 25
 	var want []string
 	for i := range n {
@@ -225,8 +218,7 @@ func TestJob(t *testing.T) {
 }
 
 func TestResultsAndFailures(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	const n = 600
 	w.Jobs("g", "T", n)
 	w.Admit("T")
@@ -288,8 +280,7 @@ func TestFailuresWithPayloads(t *testing.T) {
 // TestViewWithoutItsReducer: a process in which the reducer of a group's aggregate is not
 // registered shows the group without the aggregate.
 func TestViewWithoutItsReducer(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	registry := reducer.NewRegistry()
 	require.NoError(t, registry.Register("own", reducer.MapReduce(
 		func(reducer.Result) (int, error) { return 1, nil }, func(a, b int) int { return a + b })))
@@ -311,8 +302,7 @@ func TestViewWithoutItsReducer(t *testing.T) {
 // TestGroupSummary: GroupSummary leaves out an aggregate that takes more bytes in Redis than the
 // caller allows.
 func TestGroupSummary(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Submit(messages.SubmitGroup{
 		ID: "g", Type: "T", Jobs: stagetest.Numbered(2), Aggregate: []messages.Aggregate{{As: "n", Op: "count"}}})
 	summary := func(most int64) (api.Group, bool) {
@@ -363,8 +353,7 @@ func TestGroupSummary(t *testing.T) {
 // TestGroupSummaryOfFailures: GroupSummary contains the aggregate of failed jobs, also if no job is
 // done; it counts towards the size limit of aggregates.
 func TestGroupSummaryOfFailures(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Submit(messages.SubmitGroup{ID: "g", Type: "T", Seal: true, Jobs: stagetest.Numbered(2),
 		Aggregate: []messages.Aggregate{{As: "n", Op: "count", Over: reducer.OverFailed}}})
 	w.Admit("T")
@@ -388,9 +377,7 @@ func TestGroupSummaryOfFailures(t *testing.T) {
 }
 
 func TestStats(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
-	w := stagetest.New(t, url, prefix, 4)
+	w := stagetest.Parallel(t, 4)
 	w.Store = w.NewStore(groups.Config{Rate: ledger.Rate{RPS: 100, Window: time.Second}, Limiter: "fixed", LimiterMode: "static"})
 	for i := range 8 {
 		w.Submit(messages.SubmitGroup{ID: fmt.Sprint("g", i), Type: "A", Jobs: []messages.Job{{Payload: []byte(`1`)}, {Payload: []byte(`2`), Type: "B"}}})
@@ -453,9 +440,7 @@ func (m *meeting) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 // once; only the partition that has most of the newest groups is asked again. Pages miss no group.
 // A type is paused in several partitions at the same time, too.
 func TestPartitionsAreAskedTogether(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
-	w := stagetest.New(t, url, prefix, 64)
+	w := stagetest.Parallel(t, 64)
 	ctx := stagetest.Trusted(t)
 	var want []string
 	for i := range 75 {

@@ -29,8 +29,7 @@ func submission(id, tenant string) *messages.SubmitGroup {
 // TestCallsNeedAPrincipal: 14 calls about groups, tenants and their messages are refused if the
 // context has no principal, or an empty one.
 func TestCallsNeedAPrincipal(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	_, err := w.Store.Submit(stagetest.Trusted(t), submission("g", "acme"), now)
 	require.NoError(t, err)
 	for _, ctx := range []context.Context{t.Context(), auth.With(t.Context(), auth.Principal{})} {
@@ -60,8 +59,7 @@ func TestCallsNeedAPrincipal(t *testing.T) {
 // TestTenantComesFromTheKey: a group belongs to the tenant of the API key. If another tenant's
 // group has the id, the call is refused, and the answer does not say whose group it is.
 func TestTenantComesFromTheKey(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	acme := as(t, auth.Producer, "acme")
 	a, err := w.Store.Submit(acme, submission("g", ""), now)
 	require.NoError(t, err)
@@ -90,8 +88,7 @@ func TestTenantComesFromTheKey(t *testing.T) {
 // TestForeignAppend: the tenant of a group that a process remembers after an append does not let
 // callers of another tenant append to the group.
 func TestForeignAppend(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	acme, globex := as(t, auth.Producer, "acme"), as(t, auth.Producer, "globex")
 	g := submission("g", "")
 	g.Seal = false
@@ -109,8 +106,7 @@ func TestForeignAppend(t *testing.T) {
 // may act for all tenants finds, with this key, the submission of the tenant that is named; admins,
 // who have no tenant, find only their own.
 func TestIdempotencyKeysBelongToATenant(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	submit := func(ctx context.Context, id, tenant string) string {
 		a, err := w.Store.Submit(ctx, submission(id, tenant), groups.Origin{IdempotencyKey: "k", GeneratedID: true, At: time.Now()})
 		require.NoError(t, err)
@@ -128,8 +124,7 @@ func TestIdempotencyKeysBelongToATenant(t *testing.T) {
 }
 
 func TestListsShowWhatIsTheCallers(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	for i, tenant := range []string{"acme", "globex", "acme", "globex"} {
 		_, err := w.Store.Submit(stagetest.Trusted(t), submission(fmt.Sprint("g", i), tenant), now)
 		require.NoError(t, err)
@@ -172,8 +167,7 @@ func TestListsShowWhatIsTheCallers(t *testing.T) {
 // TestDeadLettersOfATenant: a principal of one tenant finds its dead letters among those of others.
 // One call looks at a bounded number of them.
 func TestDeadLettersOfATenant(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	const others, own = 10_400, 3
 	pipe := w.Conn.Cmd.Pipeline()
 	add := func(tenant string) {
@@ -207,8 +201,7 @@ func TestDeadLettersOfATenant(t *testing.T) {
 // TestPayloadsAreLeftOut: without the flag payloads, a key sees no payload, no data of results and
 // no error text.
 func TestPayloadsAreLeftOut(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	g := submission("g", "acme")
 	g.Jobs = nil
 	for range 3 {

@@ -107,8 +107,7 @@ func TestSubmitIsRepeatedAfterACrash(t *testing.T) {
 	const n, pieces = 2*ledger.MaxAppend + 50, 3
 	for died := range 1 + pieces { // the number of scripts before the crash; the first one creates the group
 		t.Run(fmt.Sprint("after ", died), func(t *testing.T) {
-			t.Parallel()
-			w := stagetest.Shared(t)
+			w := stagetest.Parallel(t, 1)
 			_, err := through(w, &connection{left: died}).Submit(stagetest.Trusted(t), large(n), now)
 			require.ErrorContains(t, err, "the process has died")
 			for range 2 {
@@ -123,8 +122,7 @@ func TestSubmitIsRepeatedAfterACrash(t *testing.T) {
 }
 
 func TestSubmitOutlivesLostReplies(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	c := &connection{left: -1, loseReplies: true}
 	_, err := through(w, c).Submit(stagetest.Trusted(t), large(2*ledger.MaxAppend+50), now)
 	require.NoError(t, err)
@@ -135,8 +133,7 @@ func TestSubmitOutlivesLostReplies(t *testing.T) {
 // TestSubmitCutsBySize: jobs with large payloads are divided into pieces by size: 20 jobs of 256
 // KiB are stored in 5 pieces.
 func TestSubmitCutsBySize(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	payload := []byte(`"` + strings.Repeat("x", messages.MaxPayloadBytes-2) + `"`)
 	jobs := make([]messages.Job, 20)
 	for i := range jobs {
@@ -168,8 +165,7 @@ func TestSubmitConflicts(t *testing.T) {
 // TestSubmitWithoutATenant: a group that is submitted without a tenant belongs to the tenant with
 // the group's id. A repeated submission that names this tenant is a duplicate, not a conflict.
 func TestSubmitWithoutATenant(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	for _, tenant := range []string{"", "g"} {
 		_, err := w.Store.Submit(stagetest.Trusted(t), &messages.SubmitGroup{ID: "g", Tenant: tenant, Type: "T", Jobs: stagetest.Numbered(1)}, now)
 		require.NoError(t, err)
@@ -192,8 +188,7 @@ func TestSubmitWithoutJobs(t *testing.T) {
 		"announced none": {messages.SubmitGroup{Total: &zero}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := stagetest.Shared(t)
+			w := stagetest.Parallel(t, 1)
 			tt.group.ID, tt.group.Type = "g", "T"
 			for range 2 {
 				_, err := w.Store.Submit(stagetest.Trusted(t), &tt.group, now)
@@ -300,8 +295,7 @@ func TestIdempotencyKeyOfAnEarlierVersion(t *testing.T) {
 
 // TestInvalidUsesNoIdempotencyKey: an invalid submission does not use up its idempotency key.
 func TestInvalidUsesNoIdempotencyKey(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	g := large(1)
 	g.Aggregate = []messages.Aggregate{{As: "x", Op: "no-such"}}
 	o := now

@@ -17,16 +17,13 @@ import (
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/stage/presence"
-	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 )
 
 // TestDeadLetterFilters: the filters select among the dead letters of all partitions; pages have no
 // gap and no repetition.
 func TestDeadLetterFilters(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
-	w := stagetest.New(t, url, prefix, 3)
+	w := stagetest.Parallel(t, 3)
 	begin := time.Now().Truncate(time.Second)
 	const n = 120
 	for i := range n {
@@ -93,9 +90,7 @@ func TestDeadLetterFilters(t *testing.T) {
 // TestDeadLettersOfManyPartitions: pages have no gap and no repetition even if many partitions have
 // entries of the same millisecond. A cursor has 64 bytes at most; one that no page gave is refused.
 func TestDeadLettersOfManyPartitions(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
-	w := stagetest.New(t, url, prefix, 64)
+	w := stagetest.Parallel(t, 64)
 	want := map[string]bool{}
 	for i := range 300 {
 		p := w.Space.All()[i*7%64]
@@ -128,8 +123,7 @@ func TestDeadLettersOfManyPartitions(t *testing.T) {
 // TestDeadLettersAreBoundedByBytes: a call of DeadLetters ends when it has looked at 16 MiB, and
 // the next call continues there.
 func TestDeadLettersAreBoundedByBytes(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	large := `"` + strings.Repeat("x", messages.MaxPayloadBytes-2) + `"`
 	const n = 100 // 25 MiB
 	for range n {
@@ -155,8 +149,7 @@ func TestDeadLettersAreBoundedByBytes(t *testing.T) {
 // TestStatsOfRoles: Stats names each role, also those without a live process, but the role broker
 // only if it has one.
 func TestStatsOfRoles(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	var stages []string // the roles of the processes in Stats.Stages, which has no workers
 	roles := func() []api.RoleStatus {
 		st, err := w.Store.Stats(stagetest.Trusted(t))
@@ -237,9 +230,7 @@ func TestStatsOfPermits(t *testing.T) {
 	t.Parallel()
 	for _, limiter := range []string{ledger.LimiterFixed, ledger.LimiterSliding, ledger.LimiterToken} {
 		t.Run(limiter, func(t *testing.T) {
-			t.Parallel()
-			url, prefix := redistest.Shared(t)
-			w := stagetest.New(t, url, prefix, 3)
+			w := stagetest.Parallel(t, 3)
 			const n = 12 // groups of one tenant each, with 10 jobs
 			for i := range n {
 				w.Submit(messages.SubmitGroup{ID: fmt.Sprint("g", i), Type: "T", Jobs: stagetest.Numbered(10)})
@@ -355,8 +346,7 @@ func TestHistory(t *testing.T) {
 
 // TestLongHistory: a day has 8,640 samples, and an answer about 1,500 points at most.
 func TestLongHistory(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	ctx := stagetest.Trusted(t)
 	now, err := w.Store.Now(ctx)
 	require.NoError(t, err)
@@ -382,8 +372,7 @@ func TestLongHistory(t *testing.T) {
 }
 
 func TestHistoryIsForMetrics(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	_, err := w.Store.History(auth.With(t.Context(), auth.Principal{Role: auth.Metrics}), 15)
 	require.NoError(t, err)
 	for _, p := range []auth.Principal{{}, {Role: auth.Producer, Tenant: "a"}, {Role: auth.Reader, Tenant: "a"}} {
@@ -438,8 +427,7 @@ func TestWarningsOfASubmission(t *testing.T) {
 // TestReusedIDWithoutTenant: a group id that was used without a tenant can't be used again with a
 // tenant. The answer does not say whose id it is.
 func TestReusedIDWithoutTenant(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	_, err := w.Store.Submit(stagetest.Trusted(t), &messages.SubmitGroup{ID: "g", Type: "T", Seal: true}, groups.Origin{})
 	require.NoError(t, err)
 	_, err = w.Store.Submit(stagetest.Trusted(t), &messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Seal: true}, groups.Origin{})

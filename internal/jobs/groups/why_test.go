@@ -16,7 +16,6 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/stage/presence"
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
-	"github.com/bulkaction/bulkaction/internal/testkit/tamper"
 )
 
 // served publishes the heartbeat of a worker process that serves these types; the process counts as
@@ -78,8 +77,7 @@ func TestWhyFairness(t *testing.T) {
 // TestWhyFairnessOfSeveralTypes: the position of a job counts only jobs of its own type before it.
 // It is exact, also after the first jobs were dequeued.
 func TestWhyFairnessOfSeveralTypes(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	jobs := stagetest.Numbered(101)
 	for i := 1; i < len(jobs); i += 2 {
 		jobs[i].Type = "U"
@@ -103,8 +101,7 @@ func TestWhyFairnessOfSeveralTypes(t *testing.T) {
 // the queue is reversed. The position of a job is its place in the queue, or counted from the
 // states.
 func TestWhyFairnessOutOfOrder(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Jobs("g", "T", 20)
 	queue := w.P.Queue("g", "T")
 	blobs, err := w.Conn.Cmd.LRange(stagetest.Trusted(t), queue, 0, -1).Result()
@@ -121,8 +118,7 @@ func TestWhyFairnessOutOfOrder(t *testing.T) {
 }
 
 func TestWhyByPriority(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	alpha := 10_000.0
 	require.NoError(t, ledger.SetPolicy(stagetest.Trusted(t), w.Conn.Cmd, w.P, &alpha))
 	w.Submit(messages.SubmitGroup{ID: "first", Tenant: "globex", Type: "T", Jobs: stagetest.Numbered(7)})
@@ -177,8 +173,7 @@ func TestWhyUnowned(t *testing.T) {
 }
 
 func TestWhyReadyBehindOtherGroups(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	_, err := w.Store.Submit(stagetest.Trusted(t), &messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(1)}, now)
 	require.NoError(t, err)
 	w.Admit("T")
@@ -232,7 +227,7 @@ func TestWhyNonReady(t *testing.T) {
 		back(w, w.Take("T", "c", 1)[0], ledger.OutcomeDeferred, time.Hour)
 		require.Regexp(w.T, `^Something that it needs is busy \(later\): `, whyOf(w, "busy").Detail)
 
-		tamper.SetLastError(w.T, w.Conn.Cmd, w.P, "g", 0, `{"code":"BUSY","until":1,"reason":"A"}`)
+		stagetest.SetLastError(w.T, w.Conn.Cmd, w.P, "g", 0, `{"code":"BUSY","until":1,"reason":"A"}`)
 		require.Equal(w.T, api.WhyRetry, job(w, "g", 0).Waiting, "an error record whose time has passed says nothing: the job is searched for")
 		served(w)
 		require.Equal(w.T, api.WhyNoProcessor, w.Job("g", 1).Waiting)
@@ -242,8 +237,7 @@ func TestWhyNonReady(t *testing.T) {
 // TestWhyAmongManyNonReadyJobs: a job is found among 6,000 non-ready jobs of its tenant, and its
 // explanation has the right due time.
 func TestWhyAmongManyNonReadyJobs(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	const n = 3000
 	later := time.Now().Add(time.Hour)
 	for g := range 2 {
@@ -282,8 +276,7 @@ func TestWhyScheduled(t *testing.T) {
 }
 
 func TestWhyRate(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	rate := ledger.Rate{RPS: 2, Window: time.Hour, Limiter: ledger.LimiterFixed, Share: ledger.ShareStatic}
 	w.Store = w.NewStore(groups.Config{Rate: rate, Limiter: rate.Limiter, LimiterMode: rate.Share})
 	permits := rate.PerWindow()
@@ -359,8 +352,7 @@ func TestWhyPaused(t *testing.T) {
 }
 
 func TestWhyNoJobWaits(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Jobs("g", "T", 2)
 	w.Admit("T")
 	held := w.Take("T", "c", 2)
@@ -393,8 +385,7 @@ func TestWhyNoJobWaits(t *testing.T) {
 // TestWhyWhileJobsMove: jobs move all the time while the explainer reads them: each explanation
 // must fit the state that it is returned with.
 func TestWhyWhileJobsMove(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	const n = 400
 	w.Jobs("g", "T", n)
 	w.Feed(time.Minute, "T")
@@ -428,8 +419,7 @@ func TestWhyWhileJobsMove(t *testing.T) {
 // TestReadyWithoutPermission: if no worker can get a permission for a ready job of a gated type,
 // the explanation names the resource, and the earliest time at which a worker may get one.
 func TestReadyWithoutPermission(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Jobs("g", "T", 1)
 	w.Admit("T")
 	until := time.Now().Add(time.Hour).Truncate(time.Second)
@@ -450,4 +440,65 @@ func TestReadyWithoutPermission(t *testing.T) {
 	why, err = w.Store.Why(stagetest.Trusted(t), "g")
 	require.NoError(t, err)
 	require.Equal(t, api.WhyFairness, why.Reason)
+}
+
+// hourly gives w a store with a global limit of 3,600 permits an hour. The function that it returns
+// admits jobs of type T in the partition w.P until no permit is left for them.
+func hourly(w *stagetest.World, share string, partitions int) func() {
+	w.T.Helper()
+	rate := ledger.Rate{RPS: 1, Window: time.Hour, Limiter: ledger.LimiterFixed, Share: share}
+	w.Store = w.NewStore(groups.Config{Rate: rate, Limiter: rate.Limiter, LimiterMode: rate.Share})
+	return func() {
+		w.T.Helper()
+		for moved := 1; moved > 0; {
+			r, err := ledger.Admit(stagetest.Trusted(w.T), w.Conn.Cmd, w.P, ledger.AdmitArgs{
+				Type: "T", Most: 200, Cap: 1 << 30, Limit: rate.Of(w.P.Index(), partitions), Seed: "0badcafe", LaneWeights: [3]int{6, 3, 1}})
+			require.NoError(w.T, err)
+			moved = int(r.Moved)
+		}
+	}
+}
+
+func TestWhyShare(t *testing.T) {
+	t.Parallel()
+	for _, share := range []string{ledger.ShareStatic, ledger.ShareElastic} {
+		w := stagetest.Shared(t)
+		spend := hourly(w, share, 1)
+		w.Submit(messages.SubmitGroup{ID: "h", Tenant: "globex", Type: "U", Jobs: stagetest.Numbered(3600)}) // it leaves its share
+		w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(3700)})
+		require.Equal(t, api.WhyFairness, job(w, "g", 3699).Waiting, "its share is not used yet")
+		spend()
+		require.EqualValues(t, 1800, w.Counts("g").Ready)
+		j := job(w, "g", 3699)
+		require.Equal(t, api.WhyRate, j.Waiting, j.Why.Detail)
+		require.Equal(t, "share", j.Why.Limit.Scope)
+		require.EqualValues(t, 1800, j.Why.Limit.PerWindow)
+		require.True(t, j.Until.After(time.Now()))
+		require.Contains(t, j.Why.Detail, "Its tenant acme has used up its share of 0.5 a second among 2 active tenants: the next permit comes at 2")
+		require.Equal(t, api.WhyFairness, job(w, "h", 0).Waiting)
+
+		rps := 0.25
+		require.NoError(t, ledger.SetTenant(stagetest.Trusted(t), w.Conn.Cmd, w.P, "acme", ledger.TenantSettings{RPS: &rps}))
+		j = job(w, "g", 3699)
+		require.Equal(t, api.WhyRate, j.Waiting, j.Why.Detail)
+		require.Equal(t, "tenant", j.Why.Limit.Scope)
+		require.Contains(t, j.Why.Detail, "Its tenant acme has used up its own limit of 0.25 a second: the next")
+	}
+}
+
+// TestWhyPartOfTheLimit: one of two partitions has half of the global limit: 1,800 permits an hour.
+// The explanation of a job names them, and the limit of all partitions.
+func TestWhyPartOfTheLimit(t *testing.T) {
+	w := stagetest.Parallel(t, 2)
+	spend := hourly(w, ledger.ShareElastic, 2)
+	w.P = w.Space.OfTenant("acme")
+	w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(1900)})
+	spend()
+	require.EqualValues(t, 1800, w.Counts("g").Ready)
+	j := job(w, "g", 1899)
+	require.Equal(t, api.WhyRate, j.Waiting, j.Why.Detail)
+	require.Equal(t, "global", j.Why.Limit.Scope)
+	require.EqualValues(t, 1800, j.Why.Limit.PerWindow)
+	require.InDelta(t, 1, j.Why.Limit.RPS, 0.001, "of all partitions")
+	require.Contains(t, j.Why.Detail, "The limit is 1 a second for all tenants; its partition has 1800 of a window's 3600, all used: the next permit comes at 2")
 }

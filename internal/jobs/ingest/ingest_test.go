@@ -134,8 +134,7 @@ func TestInvalidMessagesAreRejected(t *testing.T) {
 // TestMessagesThatNobodyOwnsAreHandled: XGROUP SETID follows each of ten appends at once, so that
 // they are in no pending list. They are stored all the same, and before a later seal takes effect.
 func TestMessagesThatNobodyOwnsAreHandled(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	addEntry(w, "group.submit", `{"id":"g","type":"T","jobs":[{"payload":0}]}`)
 	startIngest(w, 500*time.Millisecond)
 	awaitGroup(w, "g", func(api.Group) bool { return true })
@@ -165,8 +164,7 @@ func TestMessagesThatNobodyOwnsAreHandled(t *testing.T) {
 // TestMessageWithTheLargestID: after a message with the largest possible id, Redis accepts no more.
 // That message is stored once, and the stream then takes messages again.
 func TestMessageWithTheLargestID(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	startIngest(w, stagetest.Patience)
 	for i := range 3 {
 		require.NoError(t, w.Conn.Cmd.XAdd(t.Context(), &redis.XAddArgs{
@@ -189,8 +187,7 @@ func TestMessageWithTheLargestID(t *testing.T) {
 // TestSealWaitsForOlderEntries: a seal without a total takes effect only after an older append,
 // which a dead process has read, is stored.
 func TestSealWaitsForOlderEntries(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	ctx := t.Context()
 	_, err := w.Store.Submit(auth.Trust(ctx), &messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T"}, groups.Origin{At: time.Now()})
 	require.NoError(t, err)
@@ -208,8 +205,7 @@ func TestSealWaitsForOlderEntries(t *testing.T) {
 // TestMessageIsRetriedAfterARedisError: a message that fails by an error of Redis is retried,
 // because the cause may be repaired.
 func TestMessageIsRetriedAfterARedisError(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	ctx := t.Context()
 	require.NoError(t, w.Conn.Cmd.Set(ctx, w.P.Group("g"), "of the wrong type", 0).Err())
 	addEntry(w, "group.submit", `{"id":"g","tenant":"acme","type":"T","jobs":[{"payload":1}]}`)
@@ -226,8 +222,7 @@ func TestMessageIsRetriedAfterARedisError(t *testing.T) {
 // TestTwoProcessesHandleEachMessageOnce: two processes share the stream: each of 300 submissions is
 // stored once.
 func TestTwoProcessesHandleEachMessageOnce(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	const n = 300
 	for range 2 {
 		startIngest(w, stagetest.Patience)
@@ -244,8 +239,7 @@ func TestTwoProcessesHandleEachMessageOnce(t *testing.T) {
 // TestMessagesWaitWhileTheBacklogIsFull: while the backlog is full, messages wait: they are neither
 // rejected nor stored beyond the limit, and they don't delay a cancellation that is behind them.
 func TestMessagesWaitWhileTheBacklogIsFull(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	ctx := t.Context()
 	const limit, waiting = 10, 300
 	w.Store = w.NewStore(groups.Config{MaxBacklog: limit})
@@ -282,8 +276,7 @@ func TestMessagesWaitWhileTheBacklogIsFull(t *testing.T) {
 // TestSubmissionBehindLargeAppendsIsRead: many large messages wait for their group. The group's
 // submission, which is behind them, is still read.
 func TestSubmissionBehindLargeAppendsIsRead(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	const appends, size = 12, 1 << 20 // more bytes than the handlers of a process may have at once
 	job := `{"payload":"` + strings.Repeat("x", size/16) + `"}`
 	for range appends {
@@ -299,8 +292,7 @@ func TestSubmissionBehindLargeAppendsIsRead(t *testing.T) {
 // TestStatusIsPublished: an ingest process publishes its status while it runs, because the
 // admission controllers divide the free backlog by the number of live ingest processes.
 func TestStatusIsPublished(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	stop := w.Run(newIngest(w))
 	shown := func() []api.StageStatus {
 		all, err := presence.Stages(t.Context(), w.Conn, w.Space)

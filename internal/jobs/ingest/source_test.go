@@ -133,8 +133,7 @@ func TestSameIDsInSeveralStreams(t *testing.T) {
 // the further stream of globex wait. Behind them, the cancellation of a group of globex is applied,
 // and that of a group of acme is not.
 func TestFurtherStreamsWaitWhileTheBacklogIsFull(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	const limit, waiting = 10, 60
 	w.Store = w.NewStore(groups.Config{MaxBacklog: limit})
 	w.Submit(messages.SubmitGroup{ID: "of-acme", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(limit / 2)})

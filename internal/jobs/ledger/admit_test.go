@@ -18,8 +18,7 @@ import (
 func TestAdmit(t *testing.T) {
 	both(t, func(w *world) {
 		require.Equal(w, ledger.AdmitReply{State: ledger.AdmitEmpty, Wait: -time.Millisecond, Permits: []ledger.Permit{}, Denials: []ledger.Denial{}}, w.atSomeTime(w.admit("T", 10, noLimit)))
-		w.create("g", "acme", "T")
-		w.append("g", 3)
+		w.fill("g", 3, "acme", "T")
 		r := w.admit("T", 2, noLimit)
 		require.Equal(w, ledger.AdmitReply{State: ledger.AdmitOK, Moved: 2, Wait: -time.Millisecond, Permits: []ledger.Permit{{Tenant: "acme", N: 2}}, Denials: []ledger.Denial{}}, w.atSomeTime(r))
 		require.Equal(w, "RRW", w.states("g"))
@@ -169,11 +168,9 @@ func lanesByWeight(w *world) {
 // them. After that the lane normal gets jobs, and more than 10 of the next 20 admissions.
 func TestAdmitLanesShareWhatIsUnused(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("l", "a", "T", "lane", "low")
-		w.append("l", 50)
+		w.fill("l", 50, "a", "T", "lane", "low")
 		require.Equal(w, 50, w.admit("T", 50, noLimit).Moved)
-		w.create("n", "a", "T")
-		w.append("n", 20)
+		w.fill("n", 20, "a", "T")
 		w.append("l", 20)
 		w.read("T", "c")
 		w.admit("T", 20, noLimit)
@@ -184,11 +181,9 @@ func TestAdmitLanesShareWhatIsUnused(t *testing.T) {
 
 func TestAdmitSmallGroupPassesAHugeOne(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("h", "acme", "T")
-		w.append("h", 1000)
+		w.fill("h", 1000, "acme", "T")
 		w.admit("T", 5, noLimit)
-		w.create("s", "acme", "T")
-		w.append("s", 3)
+		w.fill("s", 3, "acme", "T")
 		w.admit("T", 5, noLimit)
 		require.Equal(w, "hhhhhssshh", w.admitted("T", group))
 	})
@@ -196,8 +191,7 @@ func TestAdmitSmallGroupPassesAHugeOne(t *testing.T) {
 
 func TestAdmitKeepsTheReadyStreamShort(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("g", "acme", "T")
-		w.append("g", 100)
+		w.fill("g", 100, "acme", "T")
 		require.Equal(w, 7, w.admitBelow(7, "T", 50, noLimit).Moved)
 		w.unchanged(func() {
 			r := w.atSomeTime(w.admitBelow(7, "T", 50, noLimit))
@@ -221,8 +215,7 @@ func TestAdmitNeverExceedsTheLimit(t *testing.T) {
 	both(t, func(w *world) {
 		const permits, window = 7, 100 * time.Millisecond
 		for _, g := range []string{"a", "b", "c"} {
-			w.create(g, g, "T")
-			w.append(g, 100)
+			w.fill(g, 100, g, "T")
 		}
 		l := ledger.Limit{Window: window, Permits: permits}
 		var callers errgroup.Group
@@ -263,8 +256,7 @@ func TestAdmitSharesPermits(t *testing.T) {
 			t := fmt.Sprintf("T%d", c.tenants)
 			for i := range c.tenants {
 				g := fmt.Sprintf("%s-%d", t, i)
-				w.create(g, g, t)
-				w.append(g, 20)
+				w.fill(g, 20, g, t)
 			}
 			moved, by := 0, map[string]int64{}
 			for range c.tenants + 1 {
@@ -290,8 +282,7 @@ func TestAdmitSharesPermits(t *testing.T) {
 
 func TestAdmitGlobalLimit(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("g", "acme", "T")
-		w.append("g", 5)
+		w.fill("g", 5, "acme", "T")
 		l := limit(2)
 		r := w.admit("T", 5, l)
 		require.Equal(w, 2, r.Moved)
@@ -374,10 +365,8 @@ func TestAdmitWaitsForTheNextPermit(t *testing.T) {
 
 func TestAdmitQuarantinesWhatCantBeRead(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("g", "acme", "T")
-		w.append("g", 1)
-		w.create("h", "beta", "T")
-		w.append("h", 1)
+		w.fill("g", 1, "acme", "T")
+		w.fill("h", 1, "beta", "T")
 		w.c.LPush(w.Context(), w.p.Queue("g", "T"), "nonsense|x", strings.Repeat("y", 5000))
 		w.c.RPush(w.Context(), w.p.Queue("g", "T"), w.c.LIndex(w.Context(), w.p.Queue("g", "T"), -1).Val()) // the same job twice
 		moved := 0
@@ -408,8 +397,7 @@ func (w *world) admitFor(slots, ahead, most int) ledger.AdmitReply {
 // jobs, started or not. After 3 of them are done, the fetcher is woken and can admit 3 more.
 func TestAdmitForSoManyWorkers(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("g", "acme", "T")
-		w.append("g", 100)
+		w.fill("g", 100, "acme", "T")
 		require.Equal(w, 9, w.admitFor(5, 4, 50).Moved)
 		require.Equal(w, ledger.AdmitFull, w.admitFor(5, 4, 50).State)
 		run := w.readSome("T", "c", 5)
@@ -454,8 +442,7 @@ func TestAdmitEverything(t *testing.T) {
 		var groups []string
 		for i := range 30 {
 			g := fmt.Sprintf("g%d", i)
-			w.create(g, fmt.Sprintf("t%d", i%7), "T", "lane", []string{"high", "normal", "low"}[i%3])
-			w.append(g, i)
+			w.fill(g, i, fmt.Sprintf("t%d", i%7), "T", "lane", []string{"high", "normal", "low"}[i%3])
 			groups = append(groups, g)
 		}
 		seen := map[string]int{}
@@ -478,8 +465,7 @@ func TestAdmitEverything(t *testing.T) {
 // requeue. Admit makes these 12 ready in their order, each with its own ordinal and payload.
 func TestDequeueInNoOrder(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("g", "acme", "T")
-		w.append("g", 40)
+		w.fill("g", 40, "acme", "T")
 		queue := w.p.Queue("g", "T")
 		blobs := w.c.LRange(w.Context(), queue, 0, -1).Val()
 		order := []int{15, 26, 17, 9, 10, 20, 31, 22, 33, 24, 5, 16}

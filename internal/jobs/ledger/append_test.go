@@ -140,8 +140,7 @@ func TestAppendAfterALostPiece(t *testing.T) {
 func TestAppendSeals(t *testing.T) {
 	both(t, func(w *world) {
 		sealed := func(group string) bool { return w.c.HExists(w.Context(), w.p.Group(group), "sealed").Val() }
-		w.create("total", "acme", "T", "total", "5")
-		w.append("total", 4)
+		w.fill("total", 4, "acme", "T", "total", "5")
 		require.False(w, sealed("total"))
 		w.append("total", 1)
 		require.True(w, sealed("total"))
@@ -160,15 +159,12 @@ func TestAppendSeals(t *testing.T) {
 
 func TestAppendRefuses(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("total", "acme", "T", "total", "2")
-		w.append("total", 1)
+		w.fill("total", 1, "acme", "T", "total", "2")
 		w.create("sealed", "acme", "T")
 		w.seal("sealed")
-		w.create("cancelled", "acme", "T")
-		w.append("cancelled", 1)
+		w.fill("cancelled", 1, "acme", "T")
 		w.cancel("cancelled")
-		w.create("limited", "acme", "T")
-		w.append("limited", 4)
+		w.fill("limited", 4, "acme", "T")
 		for _, c := range []struct {
 			args ledger.AppendArgs
 			want error
@@ -238,16 +234,14 @@ func TestAppendJobsForLater(t *testing.T) {
 func TestAppendToAGroupThatIsHeld(t *testing.T) {
 	both(t, func(w *world) {
 		soon := time.Now().Add(time.Hour)
-		w.create("g", "acme", "T", "run_at", timestamp(soon))
-		w.append("g", 2)
+		w.fill("g", 2, "acme", "T", "run_at", timestamp(soon))
 		w.append("g", 1)
 		require.Equal(w, map[string]int64{"waiting": 3}, w.ledger("g"))
 		require.Equal(w, float64(soon.UnixMilli()), w.c.ZScore(w.Context(), w.p.Scheduled(), "g").Val())
 		require.Zero(w, w.c.Exists(w.Context(), w.p.FairLane("T", "normal"), w.p.Active()).Val())
 		require.Equal(w, ledger.AdmitEmpty, w.admit("T", 10, noLimit).State)
 
-		w.create("past", "acme", "T", "run_at", timestamp(time.Now().Add(-time.Hour)))
-		w.append("past", 1)
+		w.fill("past", 1, "acme", "T", "run_at", timestamp(time.Now().Add(-time.Hour)))
 		require.Equal(w, 1, w.admit("T", 10, noLimit).Moved, "its time has come")
 	})
 }
@@ -372,8 +366,7 @@ func TestAppendByRedisClock(t *testing.T) {
 	server, url := redistest.Mini(t)
 	server.SetTime(time.UnixMilli(1_700_000_000_000))
 	w := newWorld(t, client(t, url), "t:")
-	w.create("g", "acme", "T")
-	w.append("g", 2)
+	w.fill("g", 2, "acme", "T")
 	require.Equal(t, []string{`0|1700000000000||{"n":0}`, `1|1700000000000||{"n":1}`}, w.c.LRange(t.Context(), w.p.Queue("g", "T"), 0, -1).Val())
 }
 
@@ -480,8 +473,7 @@ func TestKeysWithoutIndex(t *testing.T) {
 // next call continues where it stopped.
 func TestListJobs(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("g", "acme", "T")
-		w.append("g", 6)
+		w.fill("g", 6, "acme", "T")
 		w.admit("T", 4, noLimit)
 		taken := w.read("T", "c")
 		w.start("T", taken)

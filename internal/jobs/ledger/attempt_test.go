@@ -16,10 +16,8 @@ import (
 
 func TestStart(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("g", "acme", "T", "job_timeout", "1500", "max_retries", "0")
-		w.append("g", 3)
-		w.create("h", "beta", "T")
-		w.append("h", 1)
+		w.fill("g", 3, "acme", "T", "job_timeout", "1500", "max_retries", "0")
+		w.fill("h", 1, "beta", "T")
 		w.quiet()
 		run := w.begin("T", "c", 4)
 		for _, j := range run {
@@ -39,12 +37,9 @@ func TestStart(t *testing.T) {
 // started. Its stale entry is removed.
 func TestStartStale(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("g", "acme", "T")
-		w.append("g", 3)
-		w.create("cancelled", "acme", "T")
-		w.append("cancelled", 1)
-		w.create("gone", "acme", "T")
-		w.append("gone", 1)
+		w.fill("g", 3, "acme", "T")
+		w.fill("cancelled", 1, "acme", "T")
+		w.fill("gone", 1, "acme", "T")
 		require.Equal(w, 5, w.admit("T", 10, noLimit).Moved)
 		run := w.read("T", "c")
 		slices.SortFunc(run, byJob)
@@ -78,8 +73,7 @@ func TestStartStale(t *testing.T) {
 // Each of the four jobs still becomes done once.
 func TestStartAfterTheConsumerGroupWasLost(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("g", "acme", "T")
-		w.append("g", 4)
+		w.fill("g", 4, "acme", "T")
 		require.Equal(w, 4, w.admit("T", 4, noLimit).Moved)
 		first := w.read("T", "first")
 		w.start("T", first[:3])
@@ -131,8 +125,7 @@ func TestStartAfterTheConsumerGroupWasLost(t *testing.T) {
 // TestStartNamedTwice: a job that is named twice in one call is counted once.
 func TestStartNamedTwice(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("g", "acme", "T")
-		w.append("g", 1)
+		w.fill("g", 1, "acme", "T")
 		require.Equal(w, 1, w.admit("T", 1, noLimit).Moved)
 		j := w.read("T", "c")[0]
 		run := []taken{j, j}
@@ -150,8 +143,7 @@ func TestStartNamedTwice(t *testing.T) {
 // for attempts above the number of attempt marks, 90.
 func TestStartFarApartAndOften(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("g", "acme", "T")
-		w.append("g", 1000)
+		w.fill("g", 1000, "acme", "T")
 		for moved := 0; moved < 1000; {
 			moved += w.admit("T", 500, noLimit).Moved
 			w.read("T", "c")
@@ -200,10 +192,8 @@ func (w *world) renew(consumer string, jobs ...taken) []int {
 
 func TestRenew(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("g", "acme", "T")
-		w.append("g", 6)
-		w.create("h", "acme", "T")
-		w.append("h", 1)
+		w.fill("g", 6, "acme", "T")
+		w.fill("h", 1, "acme", "T")
 		require.Equal(w, 7, w.admit("T", 10, noLimit).Moved)
 		run := w.read("T", "c")
 		slices.SortFunc(run, byJob)
@@ -256,8 +246,7 @@ func (w *world) idle(entry string) time.Duration {
 func TestReclaim(t *testing.T) {
 	both(t, func(w *world) {
 		require.Equal(w, ledger.ReclaimReply{}, w.reclaim("T", 3), "nobody has read yet")
-		w.create("g", "acme", "T")
-		w.append("g", 3)
+		w.fill("g", 3, "acme", "T")
 		require.Equal(w, 3, w.admit("T", 3, noLimit).Moved)
 		run := w.readSome("T", "c", 2)
 		w.start("T", run[:1])
@@ -294,8 +283,7 @@ func TestReclaim(t *testing.T) {
 // for that long, and not the one that a worker renews.
 func TestReclaimOnlyWhatIsIdle(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("g", "acme", "T")
-		w.append("g", 2)
+		w.fill("g", 2, "acme", "T")
 		run := w.begin("T", "c", 2)
 		reclaim := func(lease time.Duration) int {
 			r, err := ledger.Reclaim(w.Context(), w.c, w.p, "T", lease, 100, 3)
@@ -315,8 +303,7 @@ func TestReclaimOnlyWhatIsIdle(t *testing.T) {
 
 func TestReclaimTakesAFewAtATime(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("g", "acme", "T")
-		w.append("g", 5)
+		w.fill("g", 5, "acme", "T")
 		w.begin("T", "c", 5)
 		for _, want := range []int{2, 2, 1, 0} {
 			r, err := ledger.Reclaim(w.Context(), w.c, w.p, "T", 0, 2, 3)
@@ -329,8 +316,7 @@ func TestReclaimTakesAFewAtATime(t *testing.T) {
 
 func TestReclaimFailsWhatKillsItsWorkers(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("g", "acme", "T")
-		w.append("g", 1)
+		w.fill("g", 1, "acme", "T")
 		w.seal("g")
 		w.begin("T", "c", 1)
 		for range 2 {
@@ -355,8 +341,7 @@ func TestReclaimFailsWhatKillsItsWorkers(t *testing.T) {
 // stream, the reply names this entry as missing, once, and the watcher is woken.
 func TestReclaimReportsDeletedEntries(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("g", "acme", "T")
-		w.append("g", 2)
+		w.fill("g", 2, "acme", "T")
 		run := w.begin("T", "c", 2)
 		w.c.XDel(w.Context(), w.p.Ready("T"), run[0].entry)
 		r := w.reclaim("T", 3)
@@ -372,10 +357,8 @@ func TestReclaimReportsDeletedEntries(t *testing.T) {
 // of a job, and those of a cancelled or deleted group.
 func TestReclaimGarbage(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("g", "acme", "T")
-		w.append("g", 1)
-		w.create("cancelled", "beta", "T")
-		w.append("cancelled", 1)
+		w.fill("g", 1, "acme", "T")
+		w.fill("cancelled", 1, "beta", "T")
 		require.Equal(w, 2, w.admit("T", 2, noLimit).Moved)
 		blob := ledger.MessageBlob(w.c.XRange(w.Context(), w.p.Ready("T"), "-", "+").Val()[0].Values)
 		for _, values := range [][]any{{"j", "nonsense"}, {"x", "", "y", ""}, {"j", blob}, {"j", "gone|T|1|0|0|0|0|0|0|1||0|1||1"}} {

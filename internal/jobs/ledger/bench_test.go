@@ -61,16 +61,14 @@ func BenchmarkAppend(b *testing.B) {
 func BenchmarkAdmit(b *testing.B) {
 	bench(b, func(w *world, group string) func() {
 		w.c.Del(w.Context(), w.p.Ready("T")) // removes the last batch, so that the stream stays short
-		w.create(group, "acme", "T")
-		w.append(group, batch)
+		w.fill(group, batch, "acme", "T")
 		return func() { require.Equal(w, batch, w.admit("T", batch, limit(1e9)).Moved) }
 	})
 }
 
 func BenchmarkStart(b *testing.B) {
 	bench(b, func(w *world, group string) func() {
-		w.create(group, "acme", "T")
-		w.append(group, batch)
+		w.fill(group, batch, "acme", "T")
 		w.admit("T", batch, noLimit)
 		jobs := w.read("T", "c")
 		return func() { w.start("T", jobs) }
@@ -79,8 +77,7 @@ func BenchmarkStart(b *testing.B) {
 
 func BenchmarkOutcome(b *testing.B) {
 	bench(b, func(w *world, group string) func() {
-		w.create(group, "acme", "T")
-		w.append(group, batch)
+		w.fill(group, batch, "acme", "T")
 		report := done(w.begin("T", "c", batch)...)
 		return func() { require.Equal(w, ledger.OutcomeReply{Owned: batch}, w.outcome("T", report)) }
 	})
@@ -93,8 +90,7 @@ func BenchmarkOutcomeRetry(b *testing.B) {
 		b.Run(fmt.Sprintf("errors=%d", before), func(b *testing.B) {
 			bench(b, func(w *world, group string) func() {
 				w.c.FlushDB(w.Context()) // removes the last batch, which is to run again
-				w.create(group, "acme", "T")
-				w.append(group, batch)
+				w.fill(group, batch, "acme", "T")
 				jobs := w.begin("T", "c", batch)
 				for range before {
 					jobs = w.retried("T", jobs...)
@@ -112,8 +108,7 @@ func BenchmarkOutcomeRetry(b *testing.B) {
 // BenchmarkStartAgain measures the start of jobs that have had one error each.
 func BenchmarkStartAgain(b *testing.B) {
 	bench(b, func(w *world, group string) func() {
-		w.create(group, "acme", "T")
-		w.append(group, batch)
+		w.fill(group, batch, "acme", "T")
 		var report []ledger.GroupOutcome
 		for _, j := range w.begin("T", "c", batch) {
 			report = append(report, other(ledger.OutcomeRetry, j, 0)...)
@@ -128,8 +123,7 @@ func BenchmarkStartAgain(b *testing.B) {
 func BenchmarkPromote(b *testing.B) {
 	bench(b, func(w *world, group string) func() {
 		w.c.Del(w.Context(), w.p.Ready("T"))
-		w.create(group, "acme", "T")
-		w.append(group, batch)
+		w.fill(group, batch, "acme", "T")
 		var report []ledger.GroupOutcome
 		for _, j := range w.begin("T", "c", batch) {
 			report = append(report, other(ledger.OutcomeReleased, j, 0)...)
@@ -141,8 +135,7 @@ func BenchmarkPromote(b *testing.B) {
 
 func BenchmarkReduce(b *testing.B) {
 	bench(b, func(w *world, group string) func() {
-		w.create(group, "acme", "T")
-		w.append(group, batch)
+		w.fill(group, batch, "acme", "T")
 		w.outcome("T", done(w.begin("T", "c", batch)...))
 		read := w.readResults(1)
 		return func() { require.Equal(w, ledger.ReduceOK, w.reduceInto("0", read[0]).State) }

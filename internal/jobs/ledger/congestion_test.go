@@ -29,8 +29,7 @@ func (w *world) waitsOf(tenant string) (jobs []string, waits []int64) {
 // by a downstream API.
 func (w *world) sendBack(tenant string, n int, terms ledger.Congestion) {
 	w.Helper()
-	w.create(tenant, tenant, "T")
-	w.append(tenant, n)
+	w.fill(tenant, n, tenant, "T")
 	report := []ledger.GroupOutcome{{Group: tenant}}
 	for _, j := range w.begin("T", "c", n) {
 		report[0].Others = append(report[0].Others, other(ledger.OutcomeThrottled, j, 0)[0].Others...)
@@ -68,8 +67,7 @@ func TestCongestionIsCountedPerTenant(t *testing.T) {
 func TestCongestionOfATenantWithALimitOfItsOwn(t *testing.T) {
 	both(t, func(w *world) {
 		waits := func(tenant string, own float64, terms ledger.Congestion) []int64 {
-			w.create(tenant, tenant, "T")
-			w.append(tenant, 4)
+			w.fill(tenant, 4, tenant, "T")
 			run := w.begin("T", "c", 4)
 			w.set(tenant, rps(own))
 			for _, j := range run {
@@ -91,8 +89,7 @@ func TestCongestionOfATenantWithALimitOfItsOwn(t *testing.T) {
 func TestCongestionKeepsTheOrder(t *testing.T) {
 	both(t, func(w *world) {
 		terms := ledger.Congestion{Base: 100 * time.Millisecond, Cap: time.Hour, RPS: 50}
-		w.create("g", "acme", "T")
-		w.append("g", 120)
+		w.fill("g", 120, "acme", "T")
 		run := w.begin("T", "c", 120)
 		for some := range slices.Chunk(run, 7) {
 			report := []ledger.GroupOutcome{{Group: "g"}}
@@ -168,8 +165,7 @@ func TestCongestionStatisticsEnd(t *testing.T) {
 func TestCongestionASmallGroupPassesANonReadyFlood(t *testing.T) {
 	onRedis(t, func(w *world) {
 		const flood = 5000
-		w.create("flood", "acme", "T")
-		w.append("flood", flood)
+		w.fill("flood", flood, "acme", "T")
 		l := limit(50)
 		w.backlog("other", "U", 1) // a second active tenant, so that acme's share is half
 		require.Equal(w, map[string]int64{"acme": 25}, w.exhaust("T", 100, l))
@@ -180,8 +176,7 @@ func TestCongestionASmallGroupPassesANonReadyFlood(t *testing.T) {
 		s := w.tenant("acme", l)
 		require.Equal(w, []int64{1, 1}, []int64{s.Throttles, s.NonReady}, "its head alone")
 		require.False(w, s.RateLimitedUntil.IsZero())
-		w.create("small", "acme", "T")
-		w.append("small", 20)
+		w.fill("small", 20, "acme", "T")
 		w.newWindow("acme", "other")
 		require.Equal(w, 25, w.admit("T", 100, l).Moved)
 		require.Equal(w, strings.Repeat("s", 20)+strings.Repeat("f", 5), w.admitted("T", func(j taken) string { return j.Group[:1] }))
@@ -236,8 +231,7 @@ func TestCongestionSharesWithWhatWaits(t *testing.T) {
 func TestCongestionSharesAFullStream(t *testing.T) {
 	both(t, func(w *world) {
 		w.sendBack("back", 400, soon)
-		w.create("new", "new", "T")
-		w.append("new", 400)
+		w.fill("new", 400, "new", "T")
 		w.overdue("back")
 		const slots, ahead = 4, 40
 		fresh, back := 0, 0

@@ -84,8 +84,7 @@ func (w *world) newWindow(tenants ...string) {
 // backlog creates a group with n waiting jobs. The tenant's name is also the group's id.
 func (w *world) backlog(tenant, typ string, n int) {
 	w.Helper()
-	w.create(tenant, tenant, typ)
-	w.append(tenant, n)
+	w.fill(tenant, n, tenant, typ)
 }
 
 func (w *world) pause(what ledger.Pausable, id string) {
@@ -242,8 +241,7 @@ var flowScenes = []scene{
 		return w.promoting(limit(5))
 	}},
 	{"start jobs of a paused group", false, func(w *world) act {
-		w.create("g", "acme", "T")
-		w.append("g", 2)
+		w.fill("g", 2, "acme", "T")
 		w.admit("T", 2, noLimit)
 		jobs := w.read("T", "c")
 		w.pause(ledger.PauseGroup, "g")
@@ -283,8 +281,7 @@ var flowScenes = []scene{
 		w.byPriority(1)
 		w.suspended("g", 2)
 		w.pause(ledger.PauseTenant, "acme")
-		w.create("h", "acme", "T")
-		w.append("h", 1)
+		w.fill("h", 1, "acme", "T")
 		w.admit("T", 10, noLimit) // the tenant leaves the lane
 		return w.pausing(ledger.Resume, ledger.PauseTenant, "acme")
 	}},

@@ -18,8 +18,7 @@ func TestCancelEverywhere(t *testing.T) {
 		w.due("non-ready", "acme", "T", float64(time.Now().Add(time.Hour).UnixMilli()))
 		w.everywhere("g")
 		w.append("g", 1)
-		w.create("keep", "acme", "T")
-		w.append("keep", 1)
+		w.fill("keep", 1, "acme", "T")
 		run := w.reread("T")
 		w.cancel("g")
 		require.Equal(w, "CANCELLED", w.status("g"))
@@ -80,8 +79,7 @@ func TestCancelRefuses(t *testing.T) {
 
 func TestCancelAGroupThatIsHeld(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("g", "acme", "T", "run_at", inAnHour())
-		w.append("g", 3)
+		w.fill("g", 3, "acme", "T", "run_at", inAnHour())
 		w.cancel("g")
 		w.sweep("g")
 		require.Equal(w, map[string]int64{"cancelled": 3}, w.ledger("g"))
@@ -183,8 +181,7 @@ func TestCancelWhileRequeueing(t *testing.T) {
 // it.
 func TestCancelKeepsTheTag(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("g", "acme", "T")
-		w.append("g", 10)
+		w.fill("g", 10, "acme", "T")
 		w.admit("T", 5, noLimit)
 		w.cancel("g")
 		require.Zero(w, w.c.Exists(w.Context(), w.p.FairLane("T", "normal"), w.p.FairTenant("T", "normal", "acme")).Val())
@@ -260,8 +257,7 @@ func TestExpire(t *testing.T) {
 func TestExpireKeepsTheTenantOfOtherGroups(t *testing.T) {
 	both(t, func(w *world) {
 		w.failed("g", 1)
-		w.create("h", "acme", "T")
-		w.append("h", 1)
+		w.fill("h", 1, "acme", "T")
 		w.expire("g")
 		require.Equal(w, []string{"h"}, w.c.ZRange(w.Context(), w.p.GroupsOf("acme"), 0, -1).Val())
 		require.Equal(w, "1", w.countersOf("acme")["active"])
@@ -271,8 +267,7 @@ func TestExpireKeepsTheTenantOfOtherGroups(t *testing.T) {
 
 func TestExpireRefusesWhatIsOpen(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("g", "acme", "T")
-		w.append("g", 1)
+		w.fill("g", 1, "acme", "T")
 		w.fence()
 		refused := func() {
 			w.Helper()
@@ -321,8 +316,7 @@ func TestDropConsumer(t *testing.T) {
 	both(t, func(w *world) {
 		_, err := ledger.DropConsumer(w.Context(), w.c, w.p.Ready("T"), "workers", "c", 0)
 		require.Error(w, err, "there is no such stream")
-		w.create("g", "acme", "T")
-		w.append("g", 1)
+		w.fill("g", 1, "acme", "T")
 		run := w.begin("T", "c", 1)
 		require.NoError(w, w.c.XGroupCreateConsumer(w.Context(), w.p.Ready("T"), "workers", "idle").Err())
 		w.unchanged(func() {
@@ -352,8 +346,7 @@ func (w *world) retire(typ string, ahead time.Duration) bool {
 func TestRetire(t *testing.T) {
 	both(t, func(w *world) {
 		w.unchanged(func() { require.False(w, w.retire("T", time.Hour), "there is no such type") })
-		w.create("g", "acme", "T")
-		w.append("g", 1)
+		w.fill("g", 1, "acme", "T")
 		refused := func(why string) { w.unchanged(func() { require.False(w, w.retire("T", time.Hour), why) }) }
 		refused("it waits")
 		w.admit("T", 1, noLimit)
@@ -389,8 +382,7 @@ func TestHaveJobs(t *testing.T) {
 			return all[1]
 		}
 		require.False(w, have())
-		w.create("g", "acme", "T")
-		w.append("g", 1)
+		w.fill("g", 1, "acme", "T")
 		require.True(w, have(), "it waits")
 		w.admit("T", 1, noLimit)
 		require.True(w, have(), "it is ready")

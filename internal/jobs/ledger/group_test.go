@@ -86,8 +86,7 @@ func (w *world) events() []event {
 
 func TestSeal(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("g", "acme", "T")
-		w.append("g", 2)
+		w.fill("g", 2, "acme", "T")
 		w.seal("g")
 		require.Equal(w, "1", w.c.HGet(w.Context(), w.p.Group("g"), "sealed").Val())
 		require.Equal(w, []string{"g"}, w.c.SMembers(w.Context(), w.p.Dirty()).Val())
@@ -111,8 +110,7 @@ func TestSealUnknown(t *testing.T) {
 
 func TestSealCancelled(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("g", "acme", "T")
-		w.append("g", 1)
+		w.fill("g", 1, "acme", "T")
 		w.cancel("g")
 		w.unchanged(func() {
 			_, err := ledger.Seal(w.Context(), w.c, w.p, "g", nil)
@@ -126,8 +124,7 @@ func TestSealCancelled(t *testing.T) {
 // and a Seal without one, are refused; the append of 2 more jobs seals the group.
 func TestSealWithATotalBeforeTheJobs(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("g", "acme", "T")
-		w.append("g", 1)
+		w.fill("g", 1, "acme", "T")
 		w.sealWith("g", 3, false, nil)
 		w.unchanged(func() {
 			w.sealWith("g", 3, false, nil)             // again
@@ -147,8 +144,7 @@ func TestSealWithATotalBeforeTheJobs(t *testing.T) {
 
 func TestSealATotalThatIsThere(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("g", "acme", "T")
-		w.append("g", 2)
+		w.fill("g", 2, "acme", "T")
 		w.unchanged(func() { w.sealWith("g", 1, false, api.ErrConflict) })
 		w.sealWith("g", 2, true, nil)
 
@@ -188,8 +184,7 @@ func TestSchedule(t *testing.T) {
 		soon := time.Now().Add(2 * time.Second).Truncate(time.Millisecond)
 		w.create("g", "acme", "T", "run_at", timestamp(soon))
 		w.appendJobs(ledger.AppendArgs{Group: "g", Jobs: append(jobs(2), ledger.NewJob{Type: "U", Payload: []byte("1")})})
-		w.create("h", "acme", "T", "run_at", timestamp(soon.Add(time.Hour)))
-		w.append("h", 1)
+		w.fill("h", 1, "acme", "T", "run_at", timestamp(soon.Add(time.Hour)))
 		w.eventually(func() bool {
 			n, next = w.schedule(10)
 			return n == 1
@@ -255,8 +250,7 @@ func TestScheduleGroupsThatEnded(t *testing.T) {
 
 func TestAdvance(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("g", "acme", "T")
-		w.append("g", 2)
+		w.fill("g", 2, "acme", "T")
 		step := func(n int, status string) {
 			w.Helper()
 			require.Equal(w, n, w.advance("g"))
@@ -354,8 +348,7 @@ func TestAdvanceByThreshold(t *testing.T) {
 // jobs of another group of the tenant are waiting.
 func TestAdvanceKeepsABusyTenant(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("other", "acme", "U")
-		w.append("other", 2)
+		w.fill("other", 2, "acme", "U")
 		w.create("g", "acme", "T")
 		w.seal("g")
 		w.advance("g")
@@ -377,8 +370,7 @@ func TestAdvanceBesideAnUnsweptGroup(t *testing.T) {
 		w.advance("other")
 		w.sweep("g")
 		require.Equal(w, map[string]string{"n": "1000", "unfinished": "0", "w": "0", "ended": "2"}, w.countersOf("acme"), "its congestion starts afresh")
-		w.create("next", "acme", "T")
-		w.append("next", 1)
+		w.fill("next", 1, "acme", "T")
 		require.Equal(w, []string{"acme"}, w.c.SMembers(w.Context(), w.p.Active()).Val())
 	})
 }

@@ -72,8 +72,7 @@ func TestListWith(t *testing.T) {
 		w.create("completed", "acme", "T")
 		w.seal("completed")
 		w.advance("completed")
-		w.create("cancelled", "acme", "T")
-		w.append("cancelled", 1)
+		w.fill("cancelled", 1, "acme", "T")
 		w.cancel("cancelled")
 		w.create("open", "acme", "T")
 		for status, ids := range map[string][]string{
@@ -167,8 +166,7 @@ func TestReadProgress(t *testing.T) {
 		}
 		require.Empty(w, read())
 
-		w.create("g", "acme", "T")
-		w.append("g", 6)
+		w.fill("g", 6, "acme", "T")
 		w.seal("g")
 		w.create("other", "beta", "T")
 		run := w.begin("T", "c", 4)
@@ -198,8 +196,7 @@ func TestReadProgress(t *testing.T) {
 // which its last job ended and, not earlier, the time at which it became COMPLETED.
 func TestReadProgressOfACompletedGroup(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("g", "acme", "T")
-		w.append("g", 3)
+		w.fill("g", 3, "acme", "T")
 		w.seal("g")
 		w.outcome("T", done(w.begin("T", "c", 3)...))
 		w.reduceAll()
@@ -218,8 +215,7 @@ func TestReadProgressOfACompletedGroup(t *testing.T) {
 
 func TestReadPartials(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("g", "acme", "T", "aggregate", `[{"op":"count"}]`)
-		w.append("g", 2)
+		w.fill("g", 2, "acme", "T", "aggregate", `[{"op":"count"}]`)
 		w.create("new", "beta", "U")
 		w.outcome("T", done(w.begin("T", "c", 2)...))
 		var reduced ledger.ReduceReply
@@ -292,8 +288,7 @@ func TestUnsettled(t *testing.T) {
 		require.NoError(w, w.c.Set(w.Context(), w.p.Group("wrong type"), "1", 0).Err())
 		w.create("open", "acme", "U")
 		w.failed("reopened", 2)
-		w.create("cancelled", "acme", "U")
-		w.append("cancelled", 1)
+		w.fill("cancelled", 1, "acme", "U")
 		require.Empty(w, unsettled())
 
 		w.cancel("cancelled")

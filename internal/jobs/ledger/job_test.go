@@ -188,8 +188,7 @@ func (w *world) job(group string, ordinal int64) ledger.JobStatus {
 
 func TestReadJob(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("g", "acme", "T")
-		w.append("g", 4)
+		w.fill("g", 4, "acme", "T")
 		held := w.begin("T", "c", 3)
 		w.outcome("T", done(held[0]))
 		w.outcome("T", other(ledger.OutcomeFailed, held[1], 0))

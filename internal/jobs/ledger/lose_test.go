@@ -110,8 +110,7 @@ func TestLose(t *testing.T) {
 // leaves the counter as it is.
 func TestLoseDeferred(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("g", "acme", "T")
-		w.append("g", 2)
+		w.fill("g", 2, "acme", "T")
 		run := w.begin("T", "c", 2)
 		slices.SortFunc(run, byJob)
 		w.outcome("T", other(ledger.OutcomeRetry, run[0], time.Hour))
@@ -131,8 +130,7 @@ func TestLoseDeferred(t *testing.T) {
 // still be in a queue, nor one of a cancelled or unknown group. It refuses more than 200 jobs.
 func TestLoseOnlyWhatHasNotMoved(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("g", "acme", "T")
-		w.append("g", 4)
+		w.fill("g", 4, "acme", "T")
 		before := w.stateOf("g", 0)
 		w.unchanged(func() {
 			require.Zero(w, w.lose("g", "T", before, w.stateOf("g", 3)), "the queue is as long as it should be")
@@ -253,8 +251,7 @@ func init() {
 			return w.repairing("g", nil)
 		}},
 		scene{"repair_counter", false, func(w *world) act {
-			w.create("g", "acme", "T")
-			w.append("g", 2)
+			w.fill("g", 2, "acme", "T")
 			w.c.SRem(w.Context(), w.p.Active(), "acme")
 			w.c.HIncrBy(w.Context(), w.p.Tenant("acme"), "active", 3)
 			return func() error {
@@ -263,8 +260,7 @@ func init() {
 			}
 		}},
 		drop("in a queue", func(w *world) ledger.Misplaced {
-			w.create("g", "acme", "T")
-			w.append("g", 1)
+			w.fill("g", 1, "acme", "T")
 			w.c.RPush(w.Context(), w.p.Queue("g", "T"), "nonsense")
 			return ledger.Misplaced{Location: "queue", Owner: "g", Type: "T", Item: "nonsense"}
 		}),
@@ -283,8 +279,7 @@ func init() {
 			return ledger.Misplaced{Location: "results", Item: id}
 		}),
 		drop("among failures", func(w *world) ledger.Misplaced {
-			w.create("g", "acme", "T")
-			w.append("g", 1)
+			w.fill("g", 1, "acme", "T")
 			w.c.HSet(w.Context(), w.p.Failures("g"), "0", "nonsense")
 			return ledger.Misplaced{Location: "failures", Owner: "g", Item: "0"}
 		}))
@@ -327,8 +322,7 @@ func TestRepairGroup(t *testing.T) {
 
 func TestRepairCounter(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("g", "acme", "T")
-		w.append("g", 3)
+		w.fill("g", 3, "acme", "T")
 		repair := func(n ledger.Counter) bool {
 			did, err := ledger.RepairCounter(w.Context(), w.c, w.p, n)
 			require.NoError(w, err)

@@ -17,8 +17,7 @@ import (
 
 func TestOutcomeDone(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("g", "acme", "T")
-		w.append("g", 2)
+		w.fill("g", 2, "acme", "T")
 		w.create("h", "beta", "T")
 		trace := "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 		w.appendJobs(ledger.AppendArgs{Group: "h", Jobs: []ledger.NewJob{{Payload: []byte("1"), TraceParent: trace}, {Payload: large}}})
@@ -56,8 +55,7 @@ func TestOutcomeKinds(t *testing.T) {
 	both(t, func(w *world) {
 		for i, k := range kinds {
 			g := fmt.Sprint("g", i)
-			w.create(g, fmt.Sprint("t", i), "T")
-			w.append(g, 1)
+			w.fill(g, 1, fmt.Sprint("t", i), "T")
 			report := other(k.kind, w.begin("T", "c", 1)[0], 0)
 			failed := map[bool]int64{true: 1}[k.kind == ledger.OutcomeFailed]
 			require.Equal(w, ledger.OutcomeReply{Owned: 1, Failed: failed}, w.outcome("T", report), k.kind)
@@ -83,8 +81,7 @@ func TestOutcomeKinds(t *testing.T) {
 // count as congested.
 func TestOutcomeDeferred(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("g", "acme", "T")
-		w.append("g", 2)
+		w.fill("g", 2, "acme", "T")
 		w.admit("T", 2, noLimit)
 		for range 5 {
 			run := w.read("T", "c")
@@ -125,8 +122,7 @@ func TestOutcomeDeferred(t *testing.T) {
 // the wait of the retried one.
 func TestOutcomeDeferredBesideRetried(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("g", "acme", "T")
-		w.append("g", 2)
+		w.fill("g", 2, "acme", "T")
 		run := w.begin("T", "c", 2)
 		slices.SortFunc(run, byJob)
 		report := other(ledger.OutcomeDeferred, run[0], time.Hour)
@@ -165,8 +161,7 @@ func TestOutcomeStale(t *testing.T) {
 	for name, happens := range stale {
 		t.Run(name, func(t *testing.T) {
 			both(t, func(w *world) {
-				w.create("g", "acme", "T")
-				w.append("g", 1)
+				w.fill("g", 1, "acme", "T")
 				j := w.begin("T", "c", 1)[0]
 				happens(w, &j)
 				reports := [][]ledger.GroupOutcome{done(j)}
@@ -195,8 +190,7 @@ func TestOutcomeStale(t *testing.T) {
 // under a new attempt.
 func TestOutcomeUnstarted(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("g", "acme", "T")
-		w.append("g", 2)
+		w.fill("g", 2, "acme", "T")
 		require.Equal(w, 2, w.admit("T", 2, noLimit).Moved)
 		run := w.read("T", "c")
 		report := other(ledger.OutcomeUnstarted, run[0], 0)
@@ -261,8 +255,7 @@ func TestOutcomeFailed(t *testing.T) {
 func TestOutcomeBesideASpoiledGroup(t *testing.T) {
 	both(t, func(w *world) {
 		for _, g := range []string{"a", "b"} {
-			w.create(g, "acme", "T")
-			w.append(g, 1)
+			w.fill(g, 1, "acme", "T")
 		}
 		run := w.begin("T", "c", 2)
 		slices.SortFunc(run, byJob)
@@ -282,10 +275,8 @@ func TestOutcomeBesideASpoiledGroup(t *testing.T) {
 func TestOutcomeCongestion(t *testing.T) {
 	both(t, func(w *world) {
 		const n = 10
-		w.create("g", "acme", "T")
-		w.append("g", n+5)
-		w.create("b", "beta", "T")
-		w.append("b", 1)
+		w.fill("g", n+5, "acme", "T")
+		w.fill("b", 1, "beta", "T")
 		run := w.begin("T", "c", n+6)
 		run = slices.DeleteFunc(run, func(j taken) bool { return j.Group != "g" })
 		w.c.SAdd(w.Context(), w.p.Active(), "acme", "beta") // two active tenants: each has half of the rate
@@ -336,8 +327,7 @@ func TestOutcomeCongestion(t *testing.T) {
 // makes the group dirty and wakes the watcher.
 func TestOutcomeCallsTheWatcherAtTheEnd(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("g", "acme", "T")
-		w.append("g", 2)
+		w.fill("g", 2, "acme", "T")
 		w.seal("g")
 		run := w.begin("T", "c", 2)
 		w.c.Del(w.Context(), w.p.Dirty())
@@ -357,8 +347,7 @@ func TestOutcomeOfALostStart(t *testing.T) {
 	both(t, func(w *world) {
 		for _, kind := range []ledger.OutcomeKind{outcomeDone, ledger.OutcomeRetry, ledger.OutcomeFailed, ledger.OutcomeReleased} {
 			g := "g" + string(kind)
-			w.create(g, "acme", "T")
-			w.append(g, 1)
+			w.fill(g, 1, "acme", "T")
 			run := w.begin("T", "c", 1)
 			w.c.SetRange(w.Context(), w.p.States(g), 0, "R")
 			w.c.HSet(w.Context(), w.p.Group(g), "ready", 1, "in_flight", 0)

@@ -61,8 +61,7 @@ func TestPauseEverywhere(t *testing.T) {
 		run := w.reread("T")
 		running := run[slices.IndexFunc(run, func(j taken) bool { return ledger.Letter(w.states("g")[j.Ordinal]) == ledger.InFlight })]
 		running.token = 1
-		w.create("other", "beta", "U")
-		w.append("other", 3)
+		w.fill("other", 3, "beta", "U")
 
 		w.pause(what, id)
 		w.unchanged(func() { w.pause(what, id) })
@@ -127,8 +126,7 @@ func (w *world) overdueNow(tenant string) {
 // they are paused, although their times come. After the resumption all three become done.
 func TestPauseWhatIsScheduled(t *testing.T) {
 	eachPausable(t, func(w *world, what ledger.Pausable, id string) {
-		w.create("g", "acme", "T", "run_at", inAnHour())
-		w.append("g", 2)
+		w.fill("g", 2, "acme", "T", "run_at", inAnHour())
 		w.create("h", "acme", "T")
 		w.appendJobs(ledger.AppendArgs{Group: "h", Jobs: []ledger.NewJob{{Payload: []byte("1"), RunAt: new(time.Now().Add(time.Hour))}}})
 		w.pause(what, id)
@@ -164,8 +162,7 @@ func TestPauseWhatIsScheduled(t *testing.T) {
 // it was before; only wake tokens are added.
 func TestPauseAndResumeWhatIsHeld(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("g", "acme", "T", "run_at", inAnHour())
-		w.append("g", 2)
+		w.fill("g", 2, "acme", "T", "run_at", inAnHour())
 		before := w.dump()
 		w.pause(ledger.PauseGroup, "g")
 		w.resume(ledger.PauseGroup, "g")
@@ -187,8 +184,7 @@ func TestPauseAndResumeWhatIsHeld(t *testing.T) {
 func TestPauseWhileMoreComes(t *testing.T) {
 	eachPausable(t, func(w *world, what ledger.Pausable, id string) {
 		w.failed("old", 3)
-		w.create("g", "acme", "T")
-		w.append("g", 2)
+		w.fill("g", 2, "acme", "T")
 		if what == ledger.PauseGroup {
 			_, err := ledger.Reopen(w.Context(), w.c, w.p, "old", "", ledger.RetryChoice{})
 			require.NoError(w, err)
@@ -270,8 +266,7 @@ func TestPauseManyJobs(t *testing.T) {
 		const n = 130
 		groups := []string{"a", "b", "c"}
 		for _, g := range groups {
-			w.create(g, "acme", "T")
-			w.append(g, n)
+			w.fill(g, n, "acme", "T")
 			w.begin("T", "c", n)
 		}
 		require.Equal(w, 3*n, w.reclaim("T", 3).Taken)
@@ -314,8 +309,7 @@ func TestPauseARateLimitedTenant(t *testing.T) {
 		w.settle("T")
 		require.Equal(w, "DDD", w.states("g"))
 
-		w.create("h", "acme", "T")
-		w.append("h", 3)
+		w.fill("h", 3, "acme", "T")
 		require.NoError(w, w.c.HSet(w.Context(), w.p.Tenant("acme"), "w", 0, "n", 1000).Err())
 		require.Equal(w, 1, w.admit("T", 10, limit(20)).NonReady)
 		w.pause(ledger.PauseGroup, "h")

@@ -34,8 +34,7 @@ func (g *ranked) priority(alpha float64, tenantBase int64) float64 {
 // of the formula over the groups of all tenants, while counts of ended jobs, totals and base
 // priorities change.
 func TestPriorityIsTheFormula(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
+	url, prefix := redistest.Parallel(t)
 	c := client(t, url)
 	var n atomic.Int64
 	rapidtest.CheckFew(t, func(rt *rapid.T) {
@@ -211,8 +210,7 @@ func TestPriorityRisesWithWhatIsDone(t *testing.T) {
 func TestPriorityFallsInTheNextRound(t *testing.T) {
 	both(t, func(w *world) {
 		w.byPriority(10_000)
-		w.create("g", "a", "T")
-		w.append("g", 4)
+		w.fill("g", 4, "a", "T")
 		w.seal("g")
 		for _, j := range w.begin("T", "c", 4) {
 			w.outcome("T", other(ledger.OutcomeFailed, j, 0))
@@ -303,8 +301,7 @@ func TestPriorityWithLimits(t *testing.T) {
 		w.newWindow("a")
 		require.Equal(w, map[string]int64{"a": 1}, w.exhaust("T", 1, elastic(10)))
 		w.newWindow("a")
-		w.create("c1", "c", "T")
-		w.append("c1", 20)
+		w.fill("c1", 20, "c", "T")
 		require.Equal(w, []ledger.Permit{{Tenant: "c", N: 10}}, w.admit("T", 100, elastic(10)).Permits, "one tenant may have all")
 	})
 }
@@ -318,8 +315,7 @@ func TestPriorityLooksAtFewGroups(t *testing.T) {
 		const groups = 500
 		for i := range groups {
 			id := fmt.Sprint("g", i)
-			w.create(id, "paused", "T")
-			w.append(id, 1)
+			w.fill(id, 1, "paused", "T")
 		}
 		require.NoError(w, ledger.Pause(w.Context(), w.c, w.p, ledger.PauseTenant, "paused"))
 		order := w.p.FairPriority("T", "normal")

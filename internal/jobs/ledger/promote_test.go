@@ -42,8 +42,7 @@ func TestPromote(t *testing.T) {
 // (since 1970).
 func (w *world) due(group, tenant, typ string, ms float64) {
 	w.Helper()
-	w.create(group, tenant, typ)
-	w.append(group, 1)
+	w.fill(group, 1, tenant, typ)
 	require.Equal(w, 1, w.admit(typ, 1, noLimit).Moved)
 	run := w.read(typ, "c")
 	w.start(typ, run)
@@ -93,8 +92,7 @@ func TestPromoteSpendsPermits(t *testing.T) {
 			require.Equal(w, "4", w.c.HGet(w.Context(), key, "n").Val(), key)
 		}
 		// Now no permit is left in this window, neither for promote nor for admit.
-		w.create("h", "beta", "T")
-		w.append("h", 1)
+		w.fill("h", 1, "beta", "T")
 		require.Equal(w, ledger.AdmitLimited, w.admit("T", 1, l).State)
 		r = w.promote(l, "T")
 		require.Zero(w, r.Moved)
@@ -157,13 +155,11 @@ func TestPromoteTenantsTakeTurnsOverWindows(t *testing.T) {
 func TestPromoteBesideAFullReadyStream(t *testing.T) {
 	both(t, func(w *world) {
 		const blocked = 250
-		w.create("full", "acme", "T")
-		w.append("full", blocked)
+		w.fill("full", blocked, "acme", "T")
 		for _, j := range w.begin("T", "c", blocked) {
 			w.outcome("T", other(ledger.OutcomeReleased, j, 0))
 		}
-		w.create("other", "acme", "U")
-		w.append("other", 1)
+		w.fill("other", 1, "acme", "U")
 		run := w.begin("U", "c", 1)
 		w.outcome("U", other(ledger.OutcomeReleased, run[0], 0))
 		w.due("neighbour", "beta", "V", float64(time.Now().UnixMilli()))
@@ -186,8 +182,7 @@ func TestPromoteBesideAFullReadyStream(t *testing.T) {
 // The job that the same dead worker had read and not started stays non-ready.
 func TestPromoteSuspectsBesideAFullReadyStream(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("g", "acme", "T")
-		w.append("g", 4)
+		w.fill("g", 4, "acme", "T")
 		require.Equal(w, 4, w.admit("T", 4, noLimit).Moved)
 		read := w.readSome("T", "lost", 3)
 		w.start("T", read[:2])
@@ -204,8 +199,7 @@ func TestPromoteSuspectsBesideAFullReadyStream(t *testing.T) {
 func TestPromoteBehindVeryManyThatAreBlocked(t *testing.T) {
 	onRedis(t, func(w *world) {
 		const blocked, behind = 2300, 1050
-		w.create("full", "acme", "T")
-		w.append("full", blocked)
+		w.fill("full", blocked, "acme", "T")
 		for nonReady := 0; nonReady < blocked; {
 			report := []ledger.GroupOutcome{{Group: "full"}}
 			for _, j := range w.begin("T", "c", min(200, blocked-nonReady)) {
@@ -340,11 +334,9 @@ func TestPromoteTellsHowLongJobsHaveWaited(t *testing.T) {
 // as with long jobs, a due job and waiting jobs both are among the first four that run.
 func TestPromoteGetsItsTurnOfASinglePlace(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("a", "acme", "T")
-		w.append("a", 1)
+		w.fill("a", 1, "acme", "T")
 		w.outcome("T", other(ledger.OutcomeRetry, w.begin("T", "c", 1)[0], 0))
-		w.create("b", "beta", "T")
-		w.append("b", 30)
+		w.fill("b", 30, "beta", "T")
 		w.c.ZAdd(w.Context(), w.p.NonReady(), redis.Z{Score: 1, Member: "acme"})
 		for _, m := range w.c.ZRange(w.Context(), w.p.NonReadyOf("acme"), 0, -1).Val() {
 			w.c.ZAdd(w.Context(), w.p.NonReadyOf("acme"), redis.Z{Score: 1, Member: m})

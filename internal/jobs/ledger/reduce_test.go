@@ -10,15 +10,16 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
+	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/reducer"
 )
 
 // reported creates a sealed group of n done jobs. Each job is reported in a call of its own. It
 // returns their results as read from the stream: one entry a job.
 func (w *world) reported(group string, n int) []results {
 	w.Helper()
-	w.create(group, "acme", "T")
-	w.append(group, n)
+	w.fill(group, n, "acme", "T")
 	w.seal(group)
 	for _, j := range w.begin("T", "c", n) {
 		w.outcome("T", done(j))
@@ -199,8 +200,7 @@ func (w *world) reduceAll() {
 // deleted with the next round.
 func TestReduceFailures(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("g", "acme", "T", "reduce_failures", "1")
-		w.append("g", 2)
+		w.fill("g", 2, "acme", "T", "reduce_failures", "1")
 		w.seal("g")
 		run := w.begin("T", "c", 2)
 		w.outcome("T", other(ledger.OutcomeFailed, run[0], 0))
@@ -231,4 +231,52 @@ func TestReduceFailures(t *testing.T) {
 		require.False(w, w.c.HExists(w.Context(), w.p.Aggregate("g"), "partial:failed").Val())
 		w.unchanged(func() { reduce(r) })
 	})
+}
+
+// TestAggregatePlanIsWhatWasEncoded: the plan of a sum and a count, encoded and compiled again, reduces the
+// costs 2 and 3 to the sum 5 and the count 2.
+func TestAggregatePlanIsWhatWasEncoded(t *testing.T) {
+	t.Parallel()
+	registry := reducer.NewRegistry()
+	encoded, err := ledger.EncodeAggregates(registry, []messages.Aggregate{
+		{As: "cost", Op: "sum", Field: "data.cost"}, {As: `a "name"`, Op: "count"},
+	})
+	require.NoError(t, err)
+	plan, err := ledger.AggregatePlan(registry, encoded)
+	require.NoError(t, err)
+	state := plan.New()
+	for _, data := range []string{`{"cost":2}`, `{"cost":3}`} {
+		require.NoError(t, state.Add(reducer.Result{Data: []byte(data)}))
+	}
+	values, err := state.Values()
+	require.NoError(t, err)
+	require.Len(t, values, 2)
+	require.JSONEq(t, "5", string(values["cost"]))
+	require.JSONEq(t, "2", string(values[`a "name"`]))
+}
+
+func TestNoAggregates(t *testing.T) {
+	t.Parallel()
+	registry := reducer.NewRegistry()
+	encoded, err := ledger.EncodeAggregates(registry, nil)
+	require.NoError(t, err)
+	require.Empty(t, encoded)
+	plan, err := ledger.AggregatePlan(registry, encoded)
+	require.NoError(t, err)
+	values, err := plan.New().Values()
+	require.NoError(t, err)
+	require.Empty(t, values)
+}
+
+func TestAggregateErrors(t *testing.T) {
+	t.Parallel()
+	registry := reducer.NewRegistry()
+	_, err := ledger.EncodeAggregates(registry, []messages.Aggregate{{As: "x", Op: "no such operation"}})
+	require.ErrorContains(t, err, "no such operation")
+	_, err = ledger.AggregatePlan(registry, "not JSON")
+	require.ErrorContains(t, err, "read aggregates")
+	// A process that lacks the reducer of an aggregate can't compile it, although another process
+	// has accepted the group.
+	_, err = ledger.AggregatePlan(registry, `[{"as":"x","op":"custom"}]`)
+	require.ErrorContains(t, err, "custom")
 }

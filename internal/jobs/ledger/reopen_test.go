@@ -126,8 +126,7 @@ func TestReopenRepeated(t *testing.T) {
 
 func TestReopenRefuses(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("open", "acme", "U")
-		w.append("open", 1)
+		w.fill("open", 1, "acme", "U")
 		w.create("cancelled", "acme", "T")
 		w.cancel("cancelled")
 		w.create("fine", "acme", "T")
@@ -154,8 +153,7 @@ func TestReopenRefuses(t *testing.T) {
 // failedMany creates an ended group of n failed jobs.
 func (w *world) failedMany(group string, n int) {
 	w.Helper()
-	w.create(group, "acme", "T")
-	w.append(group, n)
+	w.fill(group, n, "acme", "T")
 	w.seal(group)
 	for left := n; left > 0; left -= 200 {
 		w.failSome(group, min(200, left))
@@ -251,8 +249,7 @@ func TestRequeueBringsATypeBack(t *testing.T) {
 // deletes their dead letters. The others stay failed until a retry without a choice.
 func TestRetryChoice(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("g", "acme", "T")
-		w.append("g", 6)
+		w.fill("g", 6, "acme", "T")
 		w.seal("g")
 		w.admit("T", 6, noLimit)
 		run := w.read("T", "c")
@@ -367,8 +364,7 @@ func (w *world) endWith(kind ledger.OutcomeKind, j taken, code string) {
 // failed; a new round begins without them. Start gives the last error to the next attempt.
 func TestLastErrors(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("g", "acme", "T")
-		w.append("g", 2)
+		w.fill("g", 2, "acme", "T")
 		w.seal("g")
 		run := w.begin("T", "c", 2)
 		w.outcome("T", done(run[1]))
@@ -429,8 +425,7 @@ func TestLastErrors(t *testing.T) {
 // the error and the final one are kept.
 func TestLastErrorsOfADeferredJob(t *testing.T) {
 	both(t, func(w *world) {
-		w.create("g", "acme", "T")
-		w.append("g", 1)
+		w.fill("g", 1, "acme", "T")
 		j := w.begin("T", "c", 1)[0]
 		w.endWith(ledger.OutcomeDeferred, j, "BUSY")
 		j = w.again("T", 1)[0]
@@ -455,8 +450,7 @@ func TestLastErrorsOfADeferredJob(t *testing.T) {
 func TestLastErrorsOfABatch(t *testing.T) {
 	both(t, func(w *world) {
 		for _, g := range []string{"g", "h", "i"} {
-			w.create(g, "acme", "T")
-			w.append(g, 2)
+			w.fill(g, 2, "acme", "T")
 		}
 		var report []ledger.GroupOutcome
 		for _, j := range w.begin("T", "c", 6) {
@@ -486,8 +480,7 @@ func TestLastErrorsOfABatch(t *testing.T) {
 func TestLastErrorsAreDeletedWithTheGroup(t *testing.T) {
 	both(t, func(w *world) {
 		for _, g := range []string{"g", "h"} {
-			w.create(g, "acme", "T")
-			w.append(g, 1)
+			w.fill(g, 1, "acme", "T")
 			w.seal(g)
 			w.outcome("T", other(ledger.OutcomeFailed, w.retried("T", w.begin("T", "c", 1)...)[0], 0))
 			require.EqualValues(w, 1, w.c.HLen(w.Context(), w.p.Errors(g)).Val())
@@ -506,8 +499,7 @@ func TestLastErrorsAreDeletedWithTheGroup(t *testing.T) {
 func TestStartWithUnreadableErrors(t *testing.T) {
 	both(t, func(w *world) {
 		for _, g := range []string{"a", "b"} {
-			w.create(g, "acme", "T")
-			w.append(g, 1)
+			w.fill(g, 1, "acme", "T")
 		}
 		var report []ledger.GroupOutcome
 		for _, j := range w.begin("T", "c", 2) {

@@ -68,8 +68,7 @@ var lifeScenes = []scene{
 		return w.sealing("g", nil)
 	}},
 	{"seal with a total", true, func(w *world) act {
-		w.create("g", "acme", "T")
-		w.append("g", 2)
+		w.fill("g", 2, "acme", "T")
 		total := int64(2)
 		return w.sealing("g", &total)
 	}},
@@ -81,8 +80,7 @@ var lifeScenes = []scene{
 		}
 	}},
 	{"admit", false, func(w *world) act {
-		w.create("g", "acme", "T")
-		w.append("g", 2)
+		w.fill("g", 2, "acme", "T")
 		return w.admitting(limit(5))
 	}},
 	{"admit the head of a tenant without a permit", false, func(w *world) act {
@@ -97,14 +95,12 @@ var lifeScenes = []scene{
 		return w.admitting(limit(20))
 	}},
 	{"admit what can't be read", false, func(w *world) act {
-		w.create("g", "acme", "T")
-		w.append("g", 1)
+		w.fill("g", 1, "acme", "T")
 		w.c.LPush(w.Context(), w.p.Queue("g", "T"), "nonsense")
 		return w.admitting(noLimit)
 	}},
 	{"admit after a group was cancelled elsewhere", false, func(w *world) act {
-		w.create("g", "acme", "T")
-		w.append("g", 1)
+		w.fill("g", 1, "acme", "T")
 		w.c.Del(w.Context(), w.p.Queue("g", "T"))
 		return w.admitting(noLimit)
 	}},
@@ -129,22 +125,19 @@ var lifeScenes = []scene{
 		return w.promoting(noLimit)
 	}},
 	{"start", false, func(w *world) act {
-		w.create("g", "acme", "T")
-		w.append("g", 2)
+		w.fill("g", 2, "acme", "T")
 		w.admit("T", 2, noLimit)
 		return w.starting(w.read("T", "c"))
 	}},
 	{"start jobs of a cancelled group", false, func(w *world) act {
-		w.create("g", "acme", "T")
-		w.append("g", 1)
+		w.fill("g", 1, "acme", "T")
 		w.admit("T", 1, noLimit)
 		jobs := w.read("T", "c")
 		w.cancel("g")
 		return w.starting(jobs)
 	}},
 	{"renew", false, func(w *world) act {
-		w.create("g", "acme", "T")
-		w.append("g", 1)
+		w.fill("g", 1, "acme", "T")
 		j := w.begin("T", "c1", 1)[0]
 		return func() error {
 			_, err := ledger.Renew(w.Context(), w.c, w.p, "T", "c2", []ledger.Held{{Entry: j.entry, Group: "g", Attempt: int(j.token)}})
@@ -162,30 +155,26 @@ var lifeScenes = []scene{
 		return w.reporting(report)
 	}},
 	{"outcome of a job that was not started", false, func(w *world) act {
-		w.create("g", "acme", "T")
-		w.append("g", 1)
+		w.fill("g", 1, "acme", "T")
 		w.admit("T", 1, noLimit)
 		return w.reporting(other(ledger.OutcomeUnstarted, w.read("T", "c")[0], 0))
 	}},
 	{"outcome of deferred jobs, one of them not started", false, func(w *world) act {
-		w.create("g", "acme", "T")
-		w.append("g", 2)
+		w.fill("g", 2, "acme", "T")
 		report := other(ledger.OutcomeDeferred, w.begin("T", "c", 1)[0], time.Hour)
 		w.admit("T", 1, noLimit)
 		report[0].Others = append(report[0].Others, other(ledger.OutcomeDeferred, w.read("T", "c")[0], time.Hour)[0].Others...)
 		return w.reporting(report)
 	}},
 	{"outcome of a done job, and of one that is retried", false, func(w *world) act {
-		w.create("g", "acme", "T")
-		w.append("g", 2)
+		w.fill("g", 2, "acme", "T")
 		run := w.begin("T", "c", 2)
 		report := done(run[0])
 		report[0].Others = other(ledger.OutcomeRetry, run[1], 0)[0].Others
 		return w.reporting(report)
 	}},
 	{"outcome of jobs that had errors before", false, func(w *world) act {
-		w.create("g", "acme", "T")
-		w.append("g", 3)
+		w.fill("g", 3, "acme", "T")
 		run := w.retried("T", w.begin("T", "c", 3)...)
 		report := done(run[0])
 		for i, kind := range []ledger.OutcomeKind{ledger.OutcomeRetry, ledger.OutcomeFailed} {
@@ -199,8 +188,7 @@ var lifeScenes = []scene{
 		return w.reporting(done(w.begin("T", "c", 1)...))
 	}},
 	{"reclaim", false, func(w *world) act {
-		w.create("g", "acme", "T")
-		w.append("g", 2)
+		w.fill("g", 2, "acme", "T")
 		w.begin("T", "c", 1)
 		w.admit("T", 1, noLimit)
 		w.read("T", "c")
@@ -240,8 +228,7 @@ var lifeScenes = []scene{
 		}
 	}},
 	{"reduce failures", false, func(w *world) act {
-		w.create("g", "acme", "T", "reduce_failures", "1")
-		w.append("g", 1)
+		w.fill("g", 1, "acme", "T", "reduce_failures", "1")
 		w.seal("g")
 		w.outcome("T", other(ledger.OutcomeFailed, w.begin("T", "c", 1)[0], 0))
 		w.advance("g")
@@ -287,8 +274,7 @@ var lifeScenes = []scene{
 		}
 	}},
 	{"requeue jobs that had errors before", true, func(w *world) act {
-		w.create("g", "acme", "T")
-		w.append("g", 1)
+		w.fill("g", 1, "acme", "T")
 		w.seal("g")
 		w.outcome("T", other(ledger.OutcomeFailed, w.retried("T", w.begin("T", "c", 1)...)[0], 0))
 		w.advance("g")
@@ -336,8 +322,7 @@ func inAnHour() string { return timestamp(time.Now().Add(time.Hour)) }
 // makes the group due at once; its hash keeps the later run_at.
 func (w *world) hold(group string, n int) {
 	w.Helper()
-	w.create(group, "acme", "T", "run_at", inAnHour())
-	w.append(group, n)
+	w.fill(group, n, "acme", "T", "run_at", inAnHour())
 	require.NoError(w, w.c.ZAdd(w.Context(), w.p.Scheduled(), redis.Z{Score: 1, Member: group}).Err())
 }
 
@@ -345,8 +330,7 @@ func (w *world) hold(group string, n int) {
 // tenant has spent to 1,000, in the window of the function limit: more than any limit of the tests.
 func (w *world) spent(tenant string) {
 	w.Helper()
-	w.create("g", tenant, "T")
-	w.append("g", 3)
+	w.fill("g", 3, tenant, "T")
 	require.NoError(w, w.c.HSet(w.Context(), w.p.Tenant(tenant), "w", 0, "n", 1000).Err())
 }
 
@@ -363,8 +347,7 @@ func (w *world) overdue(tenant string) {
 // them, so they are due at once.
 func (w *world) nonReady(group string, n int) {
 	w.Helper()
-	w.create(group, "acme", "T")
-	w.append(group, n)
+	w.fill(group, n, "acme", "T")
 	for _, j := range w.begin("T", "c", n) {
 		require.Equal(w, ledger.OutcomeReply{Owned: 1}, w.outcome("T", other(ledger.OutcomeReleased, j, 0)))
 	}
@@ -391,8 +374,7 @@ func (w *world) failed(group string, n int) {
 // spent.
 func (w *world) everywhere(group string) {
 	w.Helper()
-	w.create(group, "acme", "T")
-	w.append(group, 6)
+	w.fill(group, 6, "acme", "T")
 	run := w.begin("T", "c", 4)
 	w.outcome("T", done(run[0]))
 	w.outcome("T", other(ledger.OutcomeFailed, run[1], 0))

@@ -90,8 +90,7 @@ func TestShareUsesTheRemainder(t *testing.T) {
 func TestShareOfATenantInSeveralLanes(t *testing.T) {
 	both(t, func(w *world) {
 		for _, lane := range []string{"high", "normal", "low"} {
-			w.create(lane, "a", "T", "lane", lane)
-			w.append(lane, 50)
+			w.fill(lane, 50, "a", "T", "lane", lane)
 		}
 		w.backlog("b", "T", 100)
 		for window := range 4 {
@@ -295,8 +294,7 @@ func countOf(s string, of rune) (n int) {
 func TestOneMarkerATenant(t *testing.T) {
 	both(t, func(w *world) {
 		w.set("acme", perWindow(1))
-		w.create("g", "acme", "T")
-		w.append("g", 200)
+		w.fill("g", 200, "acme", "T")
 		for range 20 {
 			w.newWindow("acme")
 			w.exhaust("T", 10, noLimit)

@@ -55,8 +55,7 @@ func both(t *testing.T, story func(w *world)) {
 // it.
 func onRedis(t *testing.T, story func(w *world)) {
 	t.Helper()
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
+	url, prefix := redistest.Parallel(t)
 	story(newWorld(t, client(t, url), prefix))
 }
 
@@ -116,6 +115,13 @@ func (w *world) append(group string, n int) {
 	for all := range slices.Chunk(jobs(n), ledger.MaxAppend) {
 		w.appendJobs(ledger.AppendArgs{Group: group, Jobs: all})
 	}
+}
+
+// fill creates a group with n jobs.
+func (w *world) fill(group string, n int, tenant, typ string, fields ...string) {
+	w.Helper()
+	w.create(group, tenant, typ, fields...)
+	w.append(group, n)
 }
 
 func (w *world) appendJobs(a ledger.AppendArgs) ledger.AppendReply {

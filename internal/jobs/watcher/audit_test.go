@@ -24,7 +24,6 @@ import (
 	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
-	"github.com/bulkaction/bulkaction/internal/testkit/tamper"
 )
 
 // frequentAudit is a configuration with incremental checks every 20 ms, so that a test can wait for
@@ -144,8 +143,7 @@ func back(ctx context.Context, w *stagetest.World, j stagetest.Held) {
 // TestRunningJobIsNotLostAtOnce: the entry of a job in flight is deleted, and a job lease is an
 // hour. A violation is published, and the worker's report still makes the job done.
 func TestRunningJobIsNotLostAtOnce(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Jobs("g", "T", 1)
 	w.Admit("T")
 	held := w.Take("T", "c", 1)
@@ -177,8 +175,7 @@ func TestVanishedJobsOfABusyGroupEndAsLost(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := stagetest.Shared(t)
+			w := stagetest.Parallel(t, 1)
 			ctx := context.WithoutCancel(t.Context())
 			_, err := w.Store.Submit(auth.Trust(ctx), &messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(3)}, groups.Origin{At: time.Now()})
 			require.NoError(t, err)
@@ -204,15 +201,14 @@ func TestVanishedJobsOfABusyGroupEndAsLost(t *testing.T) {
 // in flight was deleted. An incremental check ends the job as LOST, although the interval is an
 // hour.
 func TestReclaimOfALeaseWithoutItsJobStartsAnAudit(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Jobs("g", "T", 2)
 	w.Admit("T")
 	held := w.Take("T", "c", 2)
 	cfg := frequentAudit
 	cfg.Audit.Interval = time.Hour
 	run(w, cfg, "w")
-	w.Await("the first renewal", func() bool { return tamper.Renewals(t, w.Conn.Cmd, w.P) > 0 })
+	w.Await("the first renewal", func() bool { return stagetest.Renewals(t, w.Conn.Cmd, w.P) > 0 })
 	require.NoError(t, w.Conn.Cmd.XDel(t.Context(), w.P.Ready("T"), held[0].Entry).Err())
 	r, err := ledger.Reclaim(t.Context(), w.Conn.Cmd, w.P, "T", 0, 1, 5)
 	require.NoError(t, err)
@@ -227,10 +223,9 @@ func TestReclaimOfALeaseWithoutItsJobStartsAnAudit(t *testing.T) {
 // TestViolationOfAMovingGroupIsAnnouncedOnce: a violation is published once, although its group
 // moves and the counts in its detail change meanwhile.
 func TestViolationOfAMovingGroupIsAnnouncedOnce(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Jobs("g", "T", 5)
-	tamper.AddToCount(t, w.Conn.Cmd, w.P, "g", ledger.Cancelled, 1)
+	stagetest.AddToCount(t, w.Conn.Cmd, w.P, "g", ledger.Cancelled, 1)
 	run(w, frequentAudit, "w")
 	count := func() (n int) {
 		for _, e := range violations(w) {
@@ -250,8 +245,7 @@ func TestViolationOfAMovingGroupIsAnnouncedOnce(t *testing.T) {
 // TestAllViolationsAreCounted: 150 jobs vanish. The metric counts 150 violations, although only 101
 // are published: 100, and one that summarizes the other 50.
 func TestAllViolationsAreCounted(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Jobs("g", "T", 150)
 	require.NoError(t, w.Conn.Cmd.Del(t.Context(), w.P.Queue("g", "T")).Err())
 	cfg := frequentAudit
@@ -266,8 +260,7 @@ func TestAllViolationsAreCounted(t *testing.T) {
 
 // TestViolationsAreAnnouncedOnce: a violation is published again only after it was gone.
 func TestViolationsAreAnnouncedOnce(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Jobs("g", "T", 2)
 	run(w, frequentAudit, "w")
 	count := func() (n int) {
@@ -281,7 +274,7 @@ func TestViolationsAreAnnouncedOnce(t *testing.T) {
 		return n
 	}
 	wrong := func(by int64, want int) {
-		tamper.AddToCount(t, w.Conn.Cmd, w.P, "g", ledger.Done, by)
+		stagetest.AddToCount(t, w.Conn.Cmd, w.P, "g", ledger.Done, by)
 		w.Await("the violation", func() bool { return count() == want })
 	}
 	wrong(1, 1)
@@ -299,11 +292,11 @@ func TestViolationsAreAnnouncedOnce(t *testing.T) {
 // Redis has lost confirmed writes: that is a violation of the law durability.
 func TestLostRenewalsBreakDurability(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
-		tamper.SetRenewals(w.T, w.Conn.Cmd, w.P, 100)
+		stagetest.SetRenewals(w.T, w.Conn.Cmd, w.P, 100)
 		run(w, frequentAudit, "w")
-		renewals := func() int64 { return tamper.Renewals(w.T, w.Conn.Cmd, w.P) }
+		renewals := func() int64 { return stagetest.Renewals(w.T, w.Conn.Cmd, w.P) }
 		w.Await("some renewals", func() bool { return renewals() > 101 })
-		tamper.SetRenewals(w.T, w.Conn.Cmd, w.P, 90)
+		stagetest.SetRenewals(w.T, w.Conn.Cmd, w.P, 90)
 		var told []api.AuditEvent
 		w.Await("the violation", func() bool { told = violations(w); return len(told) == 1 })
 		require.Equal(w.T, audit.LawDurability, told[0].Violation.Law)
@@ -317,8 +310,7 @@ func TestLostRenewalsBreakDurability(t *testing.T) {
 // TestFullAuditFindsWhatNoGroupShows: the full audit finds an unreadable entry in a ready stream,
 // which changes no group's counts, and publishes it as a violation of the law location.
 func TestFullAuditFindsWhatNoGroupShows(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Jobs("g", "T", 2)
 	require.NoError(t, w.Conn.Cmd.XAdd(t.Context(), &redis.XAddArgs{Stream: w.P.Ready("T"), Values: []string{"k", "v"}}).Err())
 	cfg := frequentAudit
@@ -331,8 +323,7 @@ func TestFullAuditFindsWhatNoGroupShows(t *testing.T) {
 // TestFullAuditOfTheWaitingRoom: an event of the waiting room has a slot and no settings. The
 // watcher's full audit publishes two violations, whose details do not name the user of the slot.
 func TestFullAuditOfTheWaitingRoom(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	p := w.Space.OfEvent("sale")
 	require.NoError(t, w.Conn.Cmd.ZAdd(t.Context(), p.Rooms(), redis.Z{Score: 1e15, Member: "sale"}).Err())
 	require.NoError(t, w.Conn.Cmd.ZAdd(t.Context(), p.RoomSlots("sale"), redis.Z{Score: 1e15, Member: "secret"}).Err())
@@ -358,8 +349,7 @@ func auditState(w *stagetest.World) api.AuditState {
 // of the watcher's last audits and the open violations. It returns them also after the watcher has
 // stopped, until an audit no longer finds them.
 func TestStateOfTheAuditIsStored(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Jobs("g", "T", 3)
 	before := auditState(w)
 	require.False(t, before.OK, "no watcher has looked")
@@ -381,7 +371,7 @@ func TestStateOfTheAuditIsStored(t *testing.T) {
 	require.WithinRange(t, *sound.Partitions[0].DeepAt, began, time.Now())
 	require.Contains(t, sound.ByLaw, "location")
 
-	tamper.AddToCount(t, w.Conn.Cmd, w.P, "g", ledger.Waiting, 1)
+	stagetest.AddToCount(t, w.Conn.Cmd, w.P, "g", ledger.Waiting, 1)
 	w.Await("the violation", func() bool { return len(auditState(w).Violations) > 0 })
 	found := auditState(w)
 	require.False(t, found.OK)
@@ -394,7 +384,7 @@ func TestStateOfTheAuditIsStored(t *testing.T) {
 	require.NotEmpty(t, stopped.Violations)
 	require.False(t, stopped.OK)
 
-	tamper.AddToCount(t, w.Conn.Cmd, w.P, "g", ledger.Waiting, -1)
+	stagetest.AddToCount(t, w.Conn.Cmd, w.P, "g", ledger.Waiting, -1)
 	run(w, cfg, "w-2")
 	w.Await("the end of the violation", func() bool { return auditState(w).OK })
 	require.Equal(t, "w-2", auditState(w).Partitions[0].Leader)
@@ -404,12 +394,11 @@ func TestStateOfTheAuditIsStored(t *testing.T) {
 // TestStateOutlivesALeader: a new leader, which has made incremental checks and no full audit,
 // shows the violations and the time of the earlier leader's last full audit.
 func TestStateOutlivesALeader(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	cfg := frequentAudit
 	cfg.Audit.FullInterval = 50 * time.Millisecond
 	w.Jobs("g", "T", 3)
-	tamper.SetWaiting(t, w.Conn.Cmd, w.P, "T", 7)
+	stagetest.SetWaiting(t, w.Conn.Cmd, w.P, "T", 7)
 	stop := run(w, cfg, "w-1")
 	w.Await("the violation", func() bool { return len(auditState(w).Violations) > 0 })
 	stop()
@@ -430,8 +419,7 @@ func TestStateOutlivesALeader(t *testing.T) {
 // TestUnreadableState: a stored state of the audit that can't be read does not stop the audit,
 // which replaces it.
 func TestUnreadableState(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	require.NoError(t, w.Conn.Cmd.SAdd(t.Context(), w.P.Audit(), "a").Err())
 	_, err := w.Store.Audit(stagetest.Trusted(t))
 	require.Error(t, err)
@@ -443,8 +431,7 @@ func TestUnreadableState(t *testing.T) {
 }
 
 func TestStateOfTheAuditIsForTheSystem(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	for _, p := range []auth.Principal{{}, {Role: auth.Producer, Tenant: "a"}, {Role: auth.Reader, Tenant: "a"}, {Role: auth.Metrics}} {
 		_, err := w.Store.Audit(auth.With(t.Context(), p))
 		require.ErrorIs(t, err, api.ErrNotAllowed)
@@ -456,8 +443,7 @@ func TestStateOfTheAuditIsForTheSystem(t *testing.T) {
 // TestBusiestTenantsAreFound: the watcher stores the only tenant that has jobs, with its 3
 // unfinished ones.
 func TestBusiestTenantsAreFound(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Jobs("g", "T", 3)
 	run(w, watcher.Config{}, "w-1")
 	w.Await("the busiest tenants", func() bool {
@@ -469,8 +455,7 @@ func TestBusiestTenantsAreFound(t *testing.T) {
 // TestHistoryIsRecorded: two watchers run. The history gets samples, of which no two are in the
 // same period of 10 s, and the first has the 3 waiting jobs.
 func TestHistoryIsRecorded(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Jobs("g", "T", 3)
 	run(w, watcher.Config{}, "w-1")
 	run(w, watcher.Config{}, "w-2")
@@ -515,8 +500,7 @@ func end(w *stagetest.World, n int) {
 }
 
 func TestExpiresGroups(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	ctx := t.Context()
 	const n = 110 // more than one batch
 	end(w, n)
@@ -549,8 +533,7 @@ func TestExpiresGroups(t *testing.T) {
 }
 
 func TestExpiresResultsBeforeGroups(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	ctx := t.Context()
 	const n = 130
 	end(w, n)
@@ -588,8 +571,7 @@ func TestTrimsWhatIsPastItsRetention(t *testing.T) {
 }
 
 func TestWritesTheNumberOfPartitionsAgain(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	run(w, watcher.Config{NoProcessorTimeout: 10 * time.Millisecond}, "w")
 	for range 2 {
 		w.Await("the number of partitions", func() bool { return w.Conn.Cmd.Get(t.Context(), w.Space.PartitionCount()).Val() == "1" })

@@ -26,7 +26,6 @@ import (
 	"github.com/bulkaction/bulkaction/internal/stage/presence"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
-	"github.com/bulkaction/bulkaction/internal/testkit/tamper"
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
@@ -139,8 +138,7 @@ func TestGroupEndsAsCompletedOrFailed(t *testing.T) {
 		"at a threshold":    {4, 2, &half, "1.failed"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := stagetest.Shared(t)
+			w := stagetest.Parallel(t, 1)
 			w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", FailureThreshold: tt.threshold, Jobs: stagetest.Numbered(tt.jobs)})
 			w.Admit("T")
 			if tt.jobs > 0 {
@@ -159,8 +157,7 @@ func TestGroupEndsAsCompletedOrFailed(t *testing.T) {
 // that died after it had published the event. The event is published again with the same id and
 // content.
 func TestRepeatedEventHasTheSameID(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Jobs("g", "T", 1)
 	outbox, err := w.Conn.Cmd.XRange(t.Context(), w.P.Outbox(), "-", "+").Result()
 	require.NoError(t, err)
@@ -179,8 +176,7 @@ func TestRepeatedEventHasTheSameID(t *testing.T) {
 // TestUnreadableEventStaysUntilItIsQuarantined: an unreadable entry of the outbox is removed only
 // when it is quarantined. Until then it does not delay the events behind it.
 func TestUnreadableEventStaysUntilItIsQuarantined(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	require.NoError(t, w.Conn.Cmd.Set(t.Context(), w.P.Quarantine(), "of the wrong type", 0).Err())
 	broken, err := w.Conn.Cmd.XAdd(t.Context(), &redis.XAddArgs{Stream: w.P.Outbox(), Values: []string{"x", "rubbish"}}).Result()
 	require.NoError(t, err)
@@ -206,8 +202,7 @@ func TestUnreadableEventStaysUntilItIsQuarantined(t *testing.T) {
 // TestOneWatcherLeads: only one of several watchers leads: each group's events are published once.
 // When the leader stops, another watcher takes over.
 func TestOneWatcherLeads(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	const n = 30
 	stops := []func(){run(w, watcher.Config{}, "a"), run(w, watcher.Config{}, "b"), run(w, watcher.Config{}, "c")}
 	play := func(from int) {
@@ -220,17 +215,16 @@ func TestOneWatcherLeads(t *testing.T) {
 		}
 	}
 	play(0)
-	leader := tamper.Leader(t, w.Conn.Cmd, w.P)
+	leader := stagetest.Leader(t, w.Conn.Cmd, w.P)
 	stops[leader[0]-'a']()
 	play(n)
-	require.NotEqual(t, leader, tamper.Leader(t, w.Conn.Cmd, w.P))
+	require.NotEqual(t, leader, stagetest.Leader(t, w.Conn.Cmd, w.P))
 }
 
 // TestDeadLeaderIsFenced: a leader has died. Another watcher takes over when the leader lease ends,
 // and the scripts advance and expire refuse the dead leader's fencing number.
 func TestDeadLeaderIsFenced(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	const lease = 1500 * time.Millisecond
 	fence, err := ledger.Lead(t.Context(), w.Conn.Cmd, w.P, "dead", lease)
 	require.NoError(t, err)
@@ -292,8 +286,7 @@ func TestFailuresAreReducedInEachRound(t *testing.T) {
 // TestGroupThatIsNotMarkedDirtyAdvances: a group that could advance and is not marked dirty is
 // found by the pass over all open groups.
 func TestGroupThatIsNotMarkedDirtyAdvances(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	for i := range 250 { // several pages
 		w.Jobs(fmt.Sprint("g", i), "T", 1)
 	}
@@ -329,8 +322,7 @@ func TestCompletesACancellation(t *testing.T) {
 // TestPublishesAGroupWithoutItsAggregate: the event of a group whose aggregate this process can't
 // compute is published without the aggregate.
 func TestPublishesAGroupWithoutItsAggregate(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	registry := reducer.NewRegistry()
 	require.NoError(t, registry.Register("own", reducer.MapReduce(
 		func(reducer.Result) (int, error) { return 1, nil }, func(a, b int) int { return a + b })))
@@ -358,8 +350,7 @@ func (f *failing) Publish(topic string, m ...*message.Message) error {
 }
 
 func TestPublishesUntilItWorks(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	publisher, err := wm.NewPublisher(w.Conn)
 	require.NoError(t, err)
 	w.Jobs("g", "T", 1)
@@ -371,9 +362,7 @@ func TestPublishesUntilItWorks(t *testing.T) {
 // because processes that both show it would count each job twice. The other one shows it after the
 // first has stopped.
 func TestOneWatcherShowsTheQueues(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
-	w := stagetest.New(t, url, prefix, 4)
+	w := stagetest.Parallel(t, 4)
 	w.Jobs("g", "T", 7)
 	const gauge = `bulk_action_backlog{type="T"} 7`
 	var stops []func()
@@ -399,8 +388,7 @@ func TestOneWatcherShowsTheQueues(t *testing.T) {
 }
 
 func TestJobsWithoutProcessorFail(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	const timeout = time.Second
 	served := func() {
 		require.NoError(t, presence.PublishWorker(t.Context(), w.Conn, w.Space, presence.WorkerReport{
@@ -461,8 +449,7 @@ func (h afterReading) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.
 // TestStopBetweenReadAndEvent: a watcher that is stopped after it has read a group's details and
 // before it has published the event leaves the event in the outbox: the next watcher publishes it.
 func TestStopBetweenReadAndEvent(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Submit(messages.SubmitGroup{ID: "g", Type: "T", Jobs: stagetest.Numbered(1), Seal: true})
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

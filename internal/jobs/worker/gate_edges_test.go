@@ -20,8 +20,7 @@ import (
 // of a gated type while these are started. With -race, no data race is found. All 300 jobs are
 // done.
 func TestJobsWithAPassAreStartedWhileLeasesAreRenewed(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Jobs("g", "G", 300)
 	w.Feed(stagetest.Patience, "G")
 	cfg := config()
@@ -41,8 +40,7 @@ func (e hookedError) As(any) bool { e.look(); return false }
 // has returned an error. The entry of the other job is no longer pending then, and the worker has
 // started only the suspect.
 func TestNoAdmittedJobStartsBesideASuspect(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Jobs("suspect", "T", 1)
 	w.Admit("T")
 	w.Take("T", "lost", 1)
@@ -88,8 +86,7 @@ func TestGatedJobsLeaveSlotsToOthers(t *testing.T) {
 	t.Parallel()
 	for name, slots := range map[string]int{"one slot": 1, "three slots": 3} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := stagetest.Shared(t)
+			w := stagetest.Parallel(t, 1)
 			gated := 400 * slots
 			w.Jobs("gated", "G", gated)
 			w.Jobs("others", "T", 10)
@@ -115,10 +112,7 @@ func TestGatedJobsLeaveSlotsToOthers(t *testing.T) {
 // TestAProcessWithoutSlotsGivesPassesBack: a process is resized to 0 slots while a job runs and two
 // started jobs wait for a slot. It returns their passes, and releases the two.
 func TestAProcessWithoutSlotsGivesPassesBack(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
-	w.Jobs("g", "G", 3)
-	w.Admit("G")
+	w := withReady(t, "G", 3)
 	g := newGatedProcessor("G")
 	end := make(chan struct{})
 	g.process = func(context.Context, processor.Job) error { <-end; return nil }
@@ -148,8 +142,7 @@ func TestAShortTimeoutOfAGroup(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := stagetest.Shared(t)
+			w := stagetest.Parallel(t, 1)
 			zero := 0
 			w.Submit(messages.SubmitGroup{
 				ID: "g", Tenant: "acme", Type: "G", JobTimeout: messages.Duration(20 * time.Millisecond),
@@ -188,8 +181,7 @@ func TestHardlyAnyPasses(t *testing.T) {
 // ignores the end of its context. The suspect is ready then. The late pass comes back with a
 // deferral.
 func TestStopDoesNotWaitForAdmitOfASuspect(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	suspects(w, "g", "G", 1)
 	g := newGatedProcessor("G")
 	end := make(chan struct{})
@@ -220,10 +212,7 @@ func (p panickingPass) Process(context.Context, processor.Job) (any, error) { re
 // TestAPassThatPanics: a job is done, and the process lives on, although the method Return of its
 // pass panics.
 func TestAPassThatPanics(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
-	w.Jobs("g", "G", 1)
-	w.Admit("G")
+	w := withReady(t, "G", 1)
 	w.Run(newWorker(w, config(), panickingPass{newGatedProcessor("G")}))
 	w.AwaitCounts("g", api.Counts{Accepted: 1, Done: 1})
 }

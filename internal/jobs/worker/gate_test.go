@@ -104,8 +104,7 @@ func untilEnd(ctx context.Context, _ processor.Job) error {
 }
 
 func TestJobsWaitForAPassOutsideOfTheSlots(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Jobs("gated", "G", 20)
 	w.Jobs("others", "T", 50)
 	g := newGatedProcessor("G")
@@ -163,10 +162,7 @@ func TestErrorsOfAdmit(t *testing.T) {
 		"timeout":   {untilEnd, processor.CodeTimeout},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := stagetest.Shared(t)
-			w.Jobs("g", "G", 1)
-			w.Admit("G")
+			w := withReady(t, "G", 1)
 			g := newGatedProcessor("G")
 			g.admit = tt.admit
 			cfg := config()
@@ -205,10 +201,7 @@ func TestPassesComeBack(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := stagetest.Shared(t)
-			w.Jobs("g", "G", 1)
-			w.Admit("G")
+			w := withReady(t, "G", 1)
 			g := newGatedProcessor("G")
 			if tt.process != nil {
 				g.process = tt.process
@@ -232,10 +225,7 @@ func TestPassesComeBack(t *testing.T) {
 // TestACancelledGroupWaitsForNoPass: a group is cancelled while its job waits for a pass. The
 // context of the call of Admit ends, the ready stream becomes empty, and Process is not called.
 func TestACancelledGroupWaitsForNoPass(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
-	w.Jobs("g", "G", 1)
-	w.Admit("G")
+	w := withReady(t, "G", 1)
 	g := newGatedProcessor("G")
 	ended := make(chan error, 1)
 	g.admit = func(ctx context.Context, _ processor.Job) error {
@@ -255,10 +245,7 @@ func TestACancelledGroupWaitsForNoPass(t *testing.T) {
 // TestAPassOfAJobThatIsNotStarted: Admit cancels the group of its job and then gives a pass. The
 // job is not started, and the pass comes back with a deferral.
 func TestAPassOfAJobThatIsNotStarted(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
-	w.Jobs("g", "G", 1)
-	w.Admit("G")
+	w := withReady(t, "G", 1)
 	g := newGatedProcessor("G")
 	g.admit = func(context.Context, processor.Job) error {
 		_, err := w.Store.Cancel(auth.Trust(context.WithoutCancel(t.Context())), "g")
@@ -289,10 +276,7 @@ func TestHowManyJobsWaitForAPass(t *testing.T) {
 		"a time that is over": {processor.Availability{Free: 0, Next: time.Now().Add(-time.Second)}, 50, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := stagetest.Shared(t)
-			w.Jobs("g", "G", 100)
-			w.Admit("G")
+			w := withReady(t, "G", 100)
 			g := newGatedProcessor("G")
 			g.offer(tt.available)
 			g.admit = untilEnd
@@ -314,10 +298,7 @@ func TestHowManyJobsWaitForAPass(t *testing.T) {
 // TestJobsWithAPassWaitForASlot: jobs with a pass wait for a slot. While all slots are busy, the
 // process reads only two jobs ahead.
 func TestJobsWithAPassWaitForASlot(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
-	w.Jobs("g", "G", 20)
-	w.Admit("G")
+	w := withReady(t, "G", 20)
 	g := newGatedProcessor("G")
 	g.process = untilEnd
 	cfg := config()
@@ -338,10 +319,7 @@ func TestJobsWithAPassWaitForASlot(t *testing.T) {
 // TestNoJobIsReadWhileNoPassIsExpected: a processor says that no pass is free for an hour: Admit is
 // not called. After it no longer names a time, its 4 jobs are done.
 func TestNoJobIsReadWhileNoPassIsExpected(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
-	w.Jobs("g", "G", 4)
-	w.Admit("G")
+	w := withReady(t, "G", 4)
 	g := newGatedProcessor("G")
 	g.offer(processor.Availability{Free: 0, Next: time.Now().Add(time.Hour)})
 	wk := newWorker(w, config(), g)
@@ -356,8 +334,7 @@ func TestNoJobIsReadWhileNoPassIsExpected(t *testing.T) {
 }
 
 func TestTheReportSaysHowManyPassesThereAre(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	bounded, open := newGatedProcessor("BOUNDED"), newGatedProcessor("OPEN")
 	bounded.offer(processor.Availability{Free: 3, PerSecond: 12.5})
 	w.Run(newWorker(w, config(), bounded, open, processorReturning("T", nil, nil)))
@@ -370,10 +347,7 @@ func TestTheReportSaysHowManyPassesThereAre(t *testing.T) {
 // TestStopDoesNotWaitForAdmit: a worker stops although a call of Admit ignores the end of its
 // context. The job is ready then. The late pass comes back with a deferral.
 func TestStopDoesNotWaitForAdmit(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
-	w.Jobs("g", "G", 1)
-	w.Admit("G")
+	w := withReady(t, "G", 1)
 	g := newGatedProcessor("G")
 	end := make(chan struct{})
 	g.admit = func(context.Context, processor.Job) error { <-end; return nil }
@@ -392,10 +366,7 @@ func TestStopDoesNotWaitForAdmit(t *testing.T) {
 
 // TestWaitingJobsKeepTheirLease: the lease of a job that waits for a pass is renewed.
 func TestWaitingJobsKeepTheirLease(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
-	w.Jobs("g", "G", 1)
-	w.Admit("G")
+	w := withReady(t, "G", 1)
 	g := newGatedProcessor("G")
 	g.admit = untilEnd
 	cfg := config()
@@ -422,8 +393,7 @@ func TestWaitingJobsKeepTheirLease(t *testing.T) {
 // TestASuspectOfAGatedType: the first call of Admit for a suspect defers the job, and the second
 // one gives a pass. The job is done, and its pass comes back without an error.
 func TestASuspectOfAGatedType(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	suspects(w, "g", "G", 1)
 	g := newGatedProcessor("G")
 	var calls atomic.Int64
@@ -446,8 +416,7 @@ func TestASuspectOfAGatedType(t *testing.T) {
 // TestFewPassesForManyJobs: three workers share few passes: each job is done once, without a retry,
 // and no more jobs run at the same time than there are accounts.
 func TestFewPassesForManyJobs(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	const jobs, accounts = 300, 3
 	w.Jobs("g", "G", jobs)
 	w.Feed(stagetest.Patience, "G")

@@ -53,8 +53,7 @@ func promote(w *stagetest.World, typ string, n int) {
 
 // TestSuspectsRunAlone: no other job runs in the process while a suspect runs.
 func TestSuspectsRunAlone(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	suspects(w, "suspects", "T", 3)
 	w.Jobs("others", "T", 40)
 	w.Admit("T")
@@ -86,8 +85,7 @@ func TestSuspectsRunAlone(t *testing.T) {
 // TestSuspectsSpreadOverProcesses: each process takes one suspect and leaves the others to idle
 // processes, so that suspects run at the same time, each alone in its process.
 func TestSuspectsSpreadOverProcesses(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	const processes, jobs = 4, 10
 	suspects(w, "suspects", "T", jobs)
 	proc, cfg := newBlockingProcessor("T"), config()
@@ -117,8 +115,7 @@ func TestSuspectsSpreadOverProcesses(t *testing.T) {
 // other one nor jobs that become ready later. After the first suspect is reclaimed, as if the
 // process had died, it has two losses, the other suspect still has one, and later jobs have none.
 func TestNeighboursOfASuspectAreNotStarted(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	suspects(w, "suspects", "T", 2)
 	g := newBlockingProcessor("T")
 	wk := newWorker(w, config(), g)
@@ -158,8 +155,7 @@ func TestSuspectWaitsUntilRunningJobsEnd(t *testing.T) {
 	t.Parallel()
 	for name, stops := range map[string]bool{"until they end": false, "until the process stops": true} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := stagetest.Shared(t)
+			w := stagetest.Parallel(t, 1)
 			w.Jobs("suspects", "S", 1)
 			w.Admit("S")
 			w.Take("S", "lost", 1)
@@ -204,8 +200,7 @@ func TestSuspectWaitsUntilRunningJobsEnd(t *testing.T) {
 // TestSuspectThatIgnoresItsTimeoutIsAbandoned: a suspect whose processor ignores the timeout is
 // abandoned and becomes non-ready, and 5 jobs of another type run in the process.
 func TestSuspectThatIgnoresItsTimeoutIsAbandoned(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	suspects(w, "suspects", "T", 1)
 	g := newBlockingProcessor("T")
 	cfg := config()
@@ -224,8 +219,7 @@ func TestSuspectThatIgnoresItsTimeoutIsAbandoned(t *testing.T) {
 // So it reads few suspects that it must release; each release costs an attempt. Of 100 suspects,
 // none needs more than 10 attempts.
 func TestManySuspectsNeedFewAttempts(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	const jobs = 100
 	suspects(w, "suspects", "T", jobs)
 	w.Feed(stagetest.Patience, "T")

@@ -45,10 +45,7 @@ func TestLeasesAreRenewed(t *testing.T) {
 }
 
 func TestLostLeaseEndsTheContext(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
-	w.Jobs("g", "T", 1)
-	w.Admit("T")
+	w := withReady(t, "T", 1)
 	cfg := config()
 	cfg.Count, cfg.Lease = 1, 300*time.Millisecond
 	first := newBlockingProcessor("T")
@@ -78,10 +75,7 @@ func TestLostLeaseEndsTheContext(t *testing.T) {
 // TestStaleOutcomeChangesNothing: a worker reports success for a job that was reclaimed and is
 // non-ready. The job is then started a second time, and has one result in the end.
 func TestStaleOutcomeChangesNothing(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
-	w.Jobs("g", "T", 1)
-	w.Admit("T")
+	w := withReady(t, "T", 1)
 	slow := newBlockingProcessor("T")
 	w.Run(newWorker(w, config(), ignoringProcessor{slow})) // the lease is long, so the worker does not notice that it lost the job
 	stagetest.Receive(t, slow.started, "the job's start")

@@ -29,10 +29,7 @@ func runInBackground(w *stagetest.World, wk *worker.Worker) (stop context.Cancel
 }
 
 func TestStopWaitsForTheRunningJob(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
-	w.Jobs("g", "T", 1)
-	w.Admit("T")
+	w := withReady(t, "T", 1)
 	g := newBlockingProcessor("T")
 	cfg := config()
 	cfg.Count = 3
@@ -66,10 +63,7 @@ func TestStopReleasesJobsAfterTheGracePeriod(t *testing.T) {
 	t.Parallel()
 	for name, ignores := range map[string]bool{"a processor that ends with its context": false, "a processor that ignores its context": true} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := stagetest.Shared(t)
-			w.Jobs("g", "T", 1)
-			w.Admit("T")
+			w := withReady(t, "T", 1)
 			g := newBlockingProcessor("T")
 			var proc processor.Processor
 			causes := make(chan error, 1)
@@ -108,8 +102,7 @@ func TestStopReleasesJobsAfterTheGracePeriod(t *testing.T) {
 }
 
 func TestStopReleasesJobsThatNeverRan(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	const quick, held = 200, 30
 	w.Jobs("quick", "T", quick)
 	w.Admit("T")
@@ -147,8 +140,7 @@ func TestJobTimeoutFailsTheJob(t *testing.T) {
 		"of the group":  {worker: stagetest.Patience, typ: stagetest.Patience, group: 20 * time.Millisecond},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := stagetest.Shared(t)
+			w := stagetest.Parallel(t, 1)
 			w.Submit(messages.SubmitGroup{
 				ID: "g", Tenant: "acme", Type: "T", JobTimeout: messages.Duration(tt.group), MaxRetries: &zero, Jobs: stagetest.Numbered(1)})
 			w.Admit("T")
@@ -173,8 +165,7 @@ func TestJobTimeoutFailsTheJob(t *testing.T) {
 // TestResultAfterTheTimeoutDoesNotCount: a processor returns a result just after the timeout, so
 // that it is not abandoned before. Its job fails as timed out.
 func TestResultAfterTheTimeoutDoesNotCount(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	zero := 0
 	w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", MaxRetries: &zero, Jobs: stagetest.Numbered(1)})
 	w.Admit("T")
@@ -186,8 +177,7 @@ func TestResultAfterTheTimeoutDoesNotCount(t *testing.T) {
 }
 
 func TestProcessorThatIgnoresItsTimeoutIsAbandoned(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	zero := 0
 	w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", MaxRetries: &zero, Jobs: stagetest.Numbered(3)})
 	w.Admit("T")
@@ -222,8 +212,7 @@ func TestProcessorThatIgnoresItsTimeoutIsAbandoned(t *testing.T) {
 }
 
 func TestResize(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	const n = 40
 	w.Jobs("g", "T", n)
 	w.Admit("T")
@@ -272,8 +261,7 @@ func TestResize(t *testing.T) {
 // TestPoolOfNoSlots: a pool of 4 slots is resized to 0 through Redis. Its 4 running jobs end, and 4
 // other jobs stay ready until Resize gives the pool a slot again.
 func TestPoolOfNoSlots(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	g := newBlockingProcessor("T")
 	wk := newWorker(w, config(), g)
 	w.Run(wk)
@@ -298,10 +286,7 @@ func TestPoolOfNoSlots(t *testing.T) {
 // TestPrefetchIsBounded: a process with 3 slots prefetches no job that takes 60 ms or more. It
 // holds only the 3 jobs that it runs; the rest of the 50 jobs stay ready.
 func TestPrefetchIsBounded(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
-	w.Jobs("g", "T", 50)
-	w.Admit("T")
+	w := withReady(t, "T", 50)
 	g := newBlockingProcessor("T")
 	cfg := config()
 	cfg.Count, cfg.Block = 3, 10*time.Millisecond
@@ -324,8 +309,7 @@ func TestPrefetchIsBounded(t *testing.T) {
 // TestJobsThatWaitBehindSlowJobsAreReleased: after many quick jobs, a worker prefetches slow ones
 // as if they were quick too. The ones that wait for a slot are released.
 func TestJobsThatWaitBehindSlowJobsAreReleased(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	slow := newBlockingProcessor("SLOW")
 	cfg := config()
 	cfg.Count = 2

@@ -4,14 +4,18 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"math"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/jobs/worker"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx"
@@ -21,9 +25,17 @@ import (
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
-	"github.com/bulkaction/bulkaction/internal/testkit/tamper"
 	"github.com/bulkaction/bulkaction/processor"
 )
+
+// withReady returns an installation with a group g of n ready jobs of a type, for a parallel test.
+func withReady(t *testing.T, typ string, n int) *stagetest.World {
+	t.Helper()
+	w := stagetest.Parallel(t, 1)
+	w.Jobs("g", typ, n)
+	w.Admit(typ)
+	return w
+}
 
 func TestTakesAJobAndRunsIt(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
@@ -102,8 +114,7 @@ func TestFailingJobIsRetriedAndThenDeadLettered(t *testing.T) {
 }
 
 func TestGroupSetsMaxRetries(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	none := 0
 	w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", MaxRetries: &none, Jobs: stagetest.Numbered(1)})
 	w.Admit("T")
@@ -136,8 +147,7 @@ func TestErrorDecidesWhetherTheJobIsRetried(t *testing.T) {
 		}, "RESULT_TOO_LARGE", 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := stagetest.Shared(t)
+			w := stagetest.Parallel(t, 1)
 			w.Jobs("g", "T", 1)
 			w.Feed(stagetest.Patience, "T")
 			cfg := config()
@@ -157,10 +167,7 @@ type panickingResult struct{}
 func (panickingResult) MarshalJSON() ([]byte, error) { panic("secret") }
 
 func TestResultsAreEncodedOnOneLine(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
-	w.Jobs("g", "T", 6)
-	w.Admit("T")
+	w := withReady(t, "T", 6)
 	kinds := []any{
 		nil, struct{ A int }{7}, json.RawMessage("{\n  \"a\": [1,\r\n 2]\n}"), json.RawMessage(nil), "a\nb", strings.Repeat("x", processor.MaxResultBytes-2),
 	}
@@ -178,10 +185,7 @@ func TestResultsAreEncodedOnOneLine(t *testing.T) {
 // TestLargeResultsAreReportedInPieces: 100 jobs have results of the largest size. Each entry of the
 // results stream has at most a megabyte and two such results.
 func TestLargeResultsAreReportedInPieces(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
-	w.Jobs("g", "T", 100)
-	w.Admit("T")
+	w := withReady(t, "T", 100)
 	cfg := config()
 	cfg.Count = 100
 	w.Run(newWorker(w, cfg, processorReturning("T", strings.Repeat("x", processor.MaxResultBytes-2), nil)))
@@ -205,10 +209,7 @@ func TestThrottledUsesNoRetry(t *testing.T) {
 		"with a Retry-After above the bound": {after: 1000 * time.Hour, least: 24 * time.Hour, most: 24 * time.Hour},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := stagetest.Shared(t)
-			w.Jobs("g", "T", 1)
-			w.Admit("T")
+			w := withReady(t, "T", 1)
 			cfg := config()
 			cfg.Backoff = 500 * time.Millisecond
 			w.Run(newWorker(w, cfg, processorReturning("T", nil, processor.Throttled(tt.after, errors.New("429")))))
@@ -226,8 +227,7 @@ func TestThrottledUsesNoRetry(t *testing.T) {
 // TestDeferredUsesNoRetry: a deferred job waits as long as its processor says. It may be deferred
 // again and again: that uses no retry and no throttle.
 func TestDeferredUsesNoRetry(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Jobs("g", "T", 2)
 	w.Feed(stagetest.Patience, "T")
 	cfg := config()
@@ -252,8 +252,7 @@ func TestDeferredUsesNoRetry(t *testing.T) {
 }
 
 func TestJobFailsAfterMaxThrottles(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Jobs("g", "T", 1)
 	w.Feed(stagetest.Patience, "T")
 	cfg := config()
@@ -266,12 +265,11 @@ func TestJobFailsAfterMaxThrottles(t *testing.T) {
 }
 
 func TestLargePayloadIsLoadedFromItsKey(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	large := []byte(`"` + strings.Repeat("x", 100<<10) + `"`)
 	w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: []messages.Job{{Payload: large}, {Payload: []byte(`1`)}, {Payload: large}}})
 	w.Admit("T")
-	tamper.LosePayload(t, w.Conn.Cmd, w.P, "g", 2)
+	stagetest.LosePayload(t, w.Conn.Cmd, w.P, "g", 2)
 	got := make(chan processor.Job, 10)
 	w.Run(newWorker(w, config(), processor.Func("T", func(_ context.Context, j processor.Job) (any, error) { got <- j; return nil, nil })))
 	w.AwaitCounts("g", api.Counts{Accepted: 3, Done: 2, Failed: 1})
@@ -303,8 +301,7 @@ func TestUnreadableEntriesAreQuarantined(t *testing.T) {
 }
 
 func TestWorkerRunsOnlyItsTypes(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	w.Jobs("a", "A", 20)
 	w.Jobs("b", "B", 20)
 	w.Jobs("c", "C", 1)
@@ -345,9 +342,7 @@ func TestTwoWorkersRunEachJobOnce(t *testing.T) {
 // TestOneSlotServesAllPartitions: a process with one slot runs all jobs of ten groups, in an
 // installation with eight partitions.
 func TestOneSlotServesAllPartitions(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
-	w := stagetest.New(t, url, prefix, 8)
+	w := stagetest.Parallel(t, 8)
 	groups := []string{"g0", "g1", "g2", "g3", "g4", "g5", "g6", "g7", "g8", "g9"}
 	for _, g := range groups {
 		w.Submit(messages.SubmitGroup{ID: g, Type: "T", Jobs: stagetest.Numbered(30)})
@@ -364,9 +359,7 @@ func TestOneSlotServesAllPartitions(t *testing.T) {
 // TestIdlePartitionsDoNotDelayABusyOne: one of 16 partitions has jobs. The feeds of the others
 // block in Redis for a second at a time, but the one slot runs the 40 jobs in less than 10 s.
 func TestIdlePartitionsDoNotDelayABusyOne(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
-	w := stagetest.New(t, url, prefix, 16)
+	w := stagetest.Parallel(t, 16)
 	w.Jobs("g", "T", 40)
 	w.Admit("T")
 	cfg := config()
@@ -399,4 +392,154 @@ func TestNewRefuses(t *testing.T) {
 		_, err = worker.New(stage.Process{ID: "id", Space: space, Tel: telemetry.Nop()}, cfg, tt.procs...)
 		require.ErrorContains(t, err, tt.want, name)
 	}
+}
+
+// lastErrorText returns the last error of a job, as its processor sees it, as text.
+func lastErrorText(j processor.Job) string {
+	e := j.LastError
+	if e == nil {
+		return "none"
+	}
+	return fmt.Sprintf("%s: %s (attempt %d)", e.Code, e.Text, e.Attempt)
+}
+
+// TestAnAttemptKnowsTheLastError: the processor sees the error of the latest attempt that had one,
+// as a deferral is no error. Of the four errors of a job, the API shows the last three.
+func TestAnAttemptKnowsTheLastError(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		w.Jobs("g", "T", 2)
+		w.Feed(stagetest.Patience, "T")
+		cfg := config()
+		cfg.MaxRetries = 9
+		saw := make(chan string, 100)
+		w.Run(newWorker(w, cfg, processor.Func("T", func(_ context.Context, j processor.Job) (any, error) {
+			if j.Ordinal == 1 {
+				return j.LastError, nil
+			}
+			saw <- lastErrorText(j)
+			if j.LastError != nil && time.Since(j.LastError.At).Abs() > stagetest.Patience {
+				return nil, processor.Permanent("WRONG_TIME", fmt.Errorf("%s", j.LastError.At))
+			}
+			switch j.Attempt {
+			case 1:
+				return nil, errors.New("the first")
+			case 2:
+				return nil, processor.Throttled(time.Millisecond, errors.New("the second"))
+			case 3:
+				panic("the third")
+			case 4:
+				return nil, processor.Deferred(time.Millisecond, "busy")
+			}
+			return nil, processor.Permanent("NO_SUCH_USER", errors.New("the last"))
+		})))
+		w.AwaitCounts("g", api.Counts{Accepted: 2, Done: 1, Failed: 1})
+
+		require.Len(w.T, saw, 5)
+		for _, want := range []string{
+			"none",
+			"ERROR: the first (attempt 1)",
+			"API_THROTTLED: the second (attempt 2)",
+			"PANIC: the processor panicked: see `processor panicked` in the worker's log (attempt 3)",
+			"PANIC: the processor panicked: see `processor panicked` in the worker's log (attempt 3)", // the deferral in between is no error
+		} {
+			require.Equal(w.T, want, <-saw)
+		}
+		j := w.Job("g", 0)
+		for i := range j.Errors {
+			require.WithinDuration(w.T, time.Now(), j.Errors[i].At, stagetest.Patience)
+			j.Errors[i].At = time.Time{}
+		}
+		require.Equal(w.T, []api.JobError{
+			{Code: "NO_SUCH_USER", Error: "the last", Attempt: 5},
+			{Code: "PANIC", Error: "the processor panicked: see `processor panicked` in the worker's log", Attempt: 3},
+			{Code: "API_THROTTLED", Error: "the second", Attempt: 2},
+		}, j.Errors)
+		require.Equal(w.T, "NO_SUCH_USER", j.LastError.Code)
+		require.Empty(w.T, w.Job("g", 1).Errors)
+		require.Equal(w.T, "null", string(w.Results()[0].Data), "the other job had no error")
+	})
+}
+
+// TestAnAttemptOfAGatedTypeKnowsTheLastError: for a job of a gated type, the script start delivers
+// the last error. So Process sees it, and Admit, which is called before the start, does not.
+func TestAnAttemptOfAGatedTypeKnowsTheLastError(t *testing.T) {
+	w := stagetest.Parallel(t, 1)
+	w.Jobs("g", "G", 1)
+	w.Feed(stagetest.Patience, "G")
+	g := newGatedProcessor("G")
+	g.process = func(_ context.Context, j processor.Job) error {
+		if j.Attempt == 1 {
+			return errors.New("the first")
+		}
+		return nil
+	}
+	w.Run(newWorker(w, config(), g))
+	w.AwaitCounts("g", api.Counts{Accepted: 1, Done: 1})
+	for _, want := range []string{"none", "ERROR: the first (attempt 1)"} {
+		require.Equal(t, "none", lastErrorText(<-g.asked))
+		require.Equal(t, want, lastErrorText(<-g.started))
+	}
+}
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
+
+// config returns a worker configuration whose timeouts, lease and grace period never end by
+// themselves during a test.
+func config() worker.Config {
+	return worker.Config{
+		Count: 4, Block: 50 * time.Millisecond, JobTimeout: stagetest.Patience, MaxRetries: 3, MaxThrottles: 5,
+		Lease: stagetest.Patience, Grace: stagetest.Patience, Backoff: time.Millisecond, MaxBackoff: time.Second,
+		Congestion: ledger.Congestion{Base: time.Millisecond, Cap: time.Hour},
+	}
+}
+
+var workerCount atomic.Int64
+
+// newWorker creates a worker with these processors, its own connection and its own process id. It
+// does not run it. At the end of the test, after its Run, the worker must count no task any more.
+func newWorker(w *stagetest.World, cfg worker.Config, procs ...processor.Processor) *worker.Worker {
+	w.T.Helper()
+	id := "worker-" + string(rune('a'+workerCount.Add(1)%26)) + time.Now().Format("150405.000000000")
+	wk, err := worker.New(stagetest.Process(w, id), cfg, procs...)
+	require.NoError(w.T, err)
+	w.T.Cleanup(func() { require.Empty(w.T, wk.Counts()) })
+	return wk
+}
+
+// blockingProcessor sends each job on started, and then blocks until the test sends an error for
+// the job on end, which may be nil, or closes end.
+type blockingProcessor struct {
+	typ     string
+	started chan processor.Job
+	end     chan error
+}
+
+func newBlockingProcessor(typ string) *blockingProcessor {
+	return &blockingProcessor{typ: typ, started: make(chan processor.Job, 1000), end: make(chan error)}
+}
+
+func (g *blockingProcessor) Type() string { return g.typ }
+
+// Process returns the error that the test sends on end; or the context's cause if ctx ends first.
+func (g *blockingProcessor) Process(ctx context.Context, job processor.Job) (any, error) {
+	g.started <- job
+	select {
+	case err := <-g.end:
+		return nil, err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// ignoringProcessor is a blockingProcessor that ignores the end of its context.
+type ignoringProcessor struct{ *blockingProcessor }
+
+func (d ignoringProcessor) Process(_ context.Context, job processor.Job) (any, error) {
+	d.started <- job
+	return nil, <-d.end
+}
+
+// processorReturning returns a processor that returns result and err at once.
+func processorReturning(typ string, result any, err error) processor.Processor {
+	return processor.Func(typ, func(context.Context, processor.Job) (any, error) { return result, err })
 }

@@ -29,8 +29,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
 	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
+	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
-	"github.com/bulkaction/bulkaction/internal/testkit/userstest"
 )
 
 // patience is the longest time that a test waits for something that must happen; a healthy run
@@ -64,7 +64,7 @@ func newWorld(t *testing.T, url, prefix string) *world {
 	path := filepath.Join(t.TempDir(), "keys.pem")
 	require.NoError(t, entrytoken.WriteKeys(path, text))
 	w := &world{T: t}
-	w.brokerURL = userstest.Add(t, url, "broker", prefix, nil)
+	w.brokerURL = proctest.AddUser(t, url, "broker", prefix, nil)
 	w.conn = w.connect(url)
 	if w.keys, err = entrytoken.Read(path, telemetry.Nop().Log); err != nil {
 		t.Fatal(err)

@@ -391,8 +391,7 @@ func onBoth(t *testing.T, test func(w *world)) {
 	t.Helper()
 	t.Parallel()
 	t.Run("redis", func(t *testing.T) {
-		t.Parallel()
-		url, prefix := redistest.Shared(t)
+		url, prefix := redistest.Parallel(t)
 		test(newWorld(t, url, prefix))
 	})
 	t.Run("miniredis", func(t *testing.T) {

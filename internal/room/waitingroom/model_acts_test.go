@@ -311,7 +311,7 @@ func (m *model) actGap() {
 
 // actWoken takes the wake token, as the promoter does.
 func (m *model) actWoken() {
-	if err := m.s.c.Del(m.rt.Context(), modelBase+"wake:promoter").Err(); err != nil {
+	if err := m.s.Del(m.rt.Context(), modelBase+"wake:promoter").Err(); err != nil {
 		m.fail("%v", err)
 	}
 	m.ref.woken, m.view.wake = false, 0
@@ -335,15 +335,15 @@ func (m *model) actDamage() {
 	var err error
 	switch {
 	case rapid.Bool().Draw(m.rt, "delete") && set == room+":users":
-		err = m.s.c.HDel(ctx, set, user).Err()
+		err = m.s.HDel(ctx, set, user).Err()
 	case set == room+":users":
 		text := draw(m, "record", "", "nonsense", "X|1||||", "W|1000009||0|||", "A|1000009|00000001.1|0|||", "R|1000009||0|5|9|", "P|1000009||0|5|9|9",
 			fmt.Sprintf("P|1000009|00000001.1|0|5|%d|9", m.micros/1000+5000))
-		err = m.s.c.HSet(ctx, set, user, text).Err()
+		err = m.s.HSet(ctx, set, user, text).Err()
 	case rapid.Bool().Draw(m.rt, "remove"):
-		err = m.s.c.ZRem(ctx, set, user).Err()
+		err = m.s.ZRem(ctx, set, user).Err()
 	default:
-		err = m.s.c.Do(ctx, "zadd", set, at, user).Err()
+		err = m.s.Do(ctx, "zadd", set, at, user).Err()
 	}
 	if err != nil {
 		m.fail("%v", err)

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
+	"github.com/bulkaction/bulkaction/internal/testkit/rapidtest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
@@ -15,13 +16,13 @@ import (
 // polls, w is away.
 type stage struct {
 	*testing.T
-	s      *scripted
+	s      *rapidtest.Scripts
 	micros int64
 }
 
 // play runs a script. It returns the reply as a text.
 func (st *stage) play(script string, args ...any) (string, error) {
-	reply, _, err := st.s.run(st.micros, script, args)
+	reply, _, err := st.s.Run(st.micros, script, modelKeys, args)
 	return fmt.Sprint(reply), err
 }
 
@@ -32,11 +33,10 @@ func (st *stage) must(script string, args ...any) string {
 	return reply
 }
 
-// keys deletes the key with the clock, and returns the other keys with their contents as a text.
+// keys returns the keys with their contents as a text.
 func (st *stage) keys() string {
 	st.Helper()
-	require.NoError(st, st.s.c.Del(st.Context(), clockKey).Err())
-	dump, err := st.s.c.EvalSha(st.Context(), st.s.scripts["dump"].SHA(), nil).Result()
+	dump, err := st.s.All()
 	require.NoError(st, err)
 	return fmt.Sprint(dump)
 }
@@ -48,8 +48,8 @@ func sceneSettings(more ...any) []any {
 	}, more...)
 }
 
-func newStage(t *testing.T, s *scripted) *stage {
-	require.NoError(t, s.c.FlushDB(t.Context()).Err())
+func newStage(t *testing.T, s *rapidtest.Scripts) *stage {
+	require.NoError(t, s.FlushDB(t.Context()).Err())
 	st := &stage{T: t, s: s, micros: 1_700_000_000_000_000}
 	st.must("declare_room", sceneSettings("stock", 5)...)
 	st.must("expire_users", "e")
@@ -62,7 +62,7 @@ func newStage(t *testing.T, s *scripted) *stage {
 
 func (st *stage) fence(user string) string {
 	st.Helper()
-	text, err := st.s.c.HGet(st.Context(), modelBase+"room:e:users", user).Result()
+	text, err := st.s.HGet(st.Context(), modelBase+"room:e:users", user).Result()
 	require.NoError(st, err)
 	r, _ := parseRecord(text)
 	return r.fence
@@ -155,7 +155,7 @@ var scenes = []scene{
 func TestScenes(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t)
-	s := newScripted(t, &redis.Options{Addr: server.Addr()}, nil)
+	s := rapidtest.NewScripts(t, &redis.Options{Addr: server.Addr()}, nil, allScripts...)
 	for _, scene := range scenes {
 		t.Run(scene.name, func(t *testing.T) {
 			fresh := func() (*stage, []any) {
@@ -185,11 +185,11 @@ func TestScenes(t *testing.T) {
 // not read all keys, may succeed.
 func playSpoiled(st *stage, sc scene, args []any, key string) {
 	ctx := st.Context()
-	kind, err := st.s.c.Type(ctx, key).Result()
+	kind, err := st.s.Type(ctx, key).Result()
 	require.NoError(st, err)
-	require.NoError(st, st.s.c.Del(ctx, key).Err())
+	require.NoError(st, st.s.Del(ctx, key).Err())
 	spoil := []any{"set", key, "spoiled"}
-	require.NoError(st, st.s.c.Do(ctx, spoil...).Err())
+	require.NoError(st, st.s.Do(ctx, spoil...).Err())
 	before := st.keys()
 	_, err = st.play(sc.script, args...)
 	if err == nil { // the script does not need the key
@@ -205,10 +205,10 @@ func playSpoiled(st *stage, sc scene, args []any, key string) {
 func playWithoutMemory(st *stage, sc scene, args []any, reply, after string) {
 	ctx := st.Context()
 	before := st.keys()
-	require.NoError(st, st.s.c.Set(ctx, clockKey, st.micros, 0).Err())
-	require.NoError(st, st.s.c.ConfigSet(ctx, "maxmemory", "1").Err())
-	got, err := st.s.c.EvalSha(ctx, st.s.scripts[sc.script].SHA(), []string{modelBase, modelBase + "absent"}, args...).Result()
-	require.NoError(st, st.s.c.ConfigSet(ctx, "maxmemory", "0").Err())
+	st.s.SetTime(st.s, st.micros)
+	require.NoError(st, st.s.ConfigSet(ctx, "maxmemory", "1").Err())
+	got, err := st.s.Call(st.s, sc.script, modelKeys, args...).Result()
+	require.NoError(st, st.s.ConfigSet(ctx, "maxmemory", "0").Err())
 	if sc.refused {
 		require.True(st, call.IsOOM(err), "%v", err)
 		require.Equal(st, before, st.keys())

@@ -61,9 +61,7 @@ func TestStatusOfDeadProcessesIsIgnored(t *testing.T) {
 }
 
 func TestReadyBound(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
-	w := stagetest.New(t, url, prefix, 2)
+	w := stagetest.Parallel(t, 2)
 	c := presence.NewCapacity(w.Conn, w.Space)
 	require.Equal(t, presence.ReadyBound{Cap: 50}, c.ReadyBound("T", 50, 1000)) // before the first Refresh
 	for id, rate := range map[string]float64{"a": 1000, "b": 3000} {
@@ -83,9 +81,7 @@ func TestReadyBound(t *testing.T) {
 // the slots of the workers that serve the type, and another Ahead. Three jobs that a worker holds
 // that no longer serves their type are added to the slots.
 func TestReadyBoundOfOnePartition(t *testing.T) {
-	t.Parallel()
-	url, prefix := redistest.Shared(t)
-	w := stagetest.New(t, url, prefix, 1)
+	w := stagetest.Parallel(t, 1)
 	c := presence.NewCapacity(w.Conn, w.Space)
 	publish := func(id string, types ...string) {
 		require.NoError(t, presence.PublishWorker(t.Context(), w.Conn, w.Space, presence.WorkerReport{

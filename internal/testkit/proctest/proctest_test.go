@@ -1,14 +1,19 @@
 package proctest
 
 import (
+	"context"
 	"fmt"
+	"log/slog"
+	"net"
 	"net/http"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -16,7 +21,57 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestMain(m *testing.M) { os.Exit(Run(m, "./internal/testkit/proctest/testdata/role")) }
+// TestMain gives the tests this test binary as the binary role; under this name it runs role.
+func TestMain(m *testing.M) {
+	if filepath.Base(os.Args[0]) == "role" {
+		role()
+		return
+	}
+	self, err := os.Executable()
+	if err != nil {
+		panic(err)
+	}
+	dir, err := os.MkdirTemp("", "role-")
+	if err != nil {
+		panic(err)
+	}
+	built = &binaries{dir: dir, make: map[string]func() error{
+		"role": sync.OnceValue(func() error { return os.Symlink(self, filepath.Join(dir, "role")) }),
+	}}
+	code := m.Run()
+	_ = os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+// role is a fake of the project's binaries. It behaves like one as far as this package can tell.
+func role() {
+	if len(os.Args) > 1 && os.Args[1] == "env" {
+		fmt.Println(strings.Join(os.Environ(), "\n"))
+		fmt.Fprintln(os.Stderr, "not data")
+		os.Exit(3)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	slog.SetDefault(slog.New(slog.NewJSONHandler(os.Stderr, nil)))
+	fmt.Fprintln(os.Stderr, os.Getenv("SAY"))
+
+	var asked atomic.Int32
+	http.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if asked.Add(1) < 3 {
+			http.Error(w, "redis is away", http.StatusServiceUnavailable)
+		}
+	})
+	for _, server := range []string{"admin", "api"} {
+		l, err := net.Listen("tcp", os.Getenv("BULKACTION_"+strings.ToUpper(server)+"_ADDR"))
+		if err != nil {
+			panic(err)
+		}
+		slog.Info("listening", "server", server, "addr", l.Addr().String())
+		go func() { _ = http.Serve(l, nil) }()
+	}
+	<-ctx.Done()
+	slog.Info("drained")
+}
 
 func TestProcess(t *testing.T) {
 	t.Parallel()

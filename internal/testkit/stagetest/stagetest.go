@@ -18,6 +18,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 	"github.com/bulkaction/bulkaction/reducer"
@@ -61,6 +62,13 @@ func Shared(t testing.TB) *World {
 	t.Helper()
 	url, prefix := redistest.Shared(t)
 	return New(t, url, prefix, 1)
+}
+
+// Parallel is [Shared] with a number of partitions, for a test that runs in parallel with others.
+func Parallel(t *testing.T, partitions int) *World {
+	t.Helper()
+	url, prefix := redistest.Parallel(t)
+	return New(t, url, prefix, partitions)
 }
 
 // Both runs a test on a real server and on miniredis, in parallel with other tests.
@@ -250,4 +258,11 @@ func Decode[T any](t testing.TB, text string) T {
 	var v T
 	require.NoError(t, json.Unmarshal([]byte(text), &v), text)
 	return v
+}
+
+// Process returns the stage.Process with which a test runs a role of the installation: with a
+// connection of its own, and the name id.
+func Process(w *World, id string) stage.Process {
+	w.T.Helper()
+	return stage.Process{ID: id, Conn: w.Connect(), Space: w.Space, Tel: w.Tel}
 }

@@ -43,8 +43,7 @@ func TestServesTheAPI(t *testing.T) {
 }
 
 func TestAddressInUseIsAnError(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
+	w := stagetest.Parallel(t, 1)
 	g, err := newGateway(w, "127.0.0.1:0")
 	require.NoError(t, err)
 	w.Run(g)

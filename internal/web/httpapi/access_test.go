@@ -2,9 +2,11 @@ package httpapi_test
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net/http"
 	"net/netip"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -13,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/access/activity"
 	"github.com/bulkaction/bulkaction/internal/access/apikey"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
 	"github.com/bulkaction/bulkaction/internal/testkit/apitest"
@@ -167,4 +170,144 @@ func TestRevokedKeyEndsAppends(t *testing.T) {
 		require.Contains(t, string(body), `"accepted":500`)
 		require.Len(t, f.Payloads("g"), httpapi.MaxBatchLines)
 	})
+}
+
+// fakeActivity is an activity log in memory.
+type fakeActivity struct {
+	err     error // of every call
+	entries []api.Activity
+	queries []activity.Query
+}
+
+func (f *fakeActivity) Do(ctx context.Context, e api.Activity, do func(context.Context) error) error {
+	if f.err != nil {
+		return f.err
+	}
+	f.entries = append(f.entries, e)
+	return do(ctx)
+}
+
+func (f *fakeActivity) Read(_ context.Context, q activity.Query) (api.ActivityList, error) {
+	f.queries = append(f.queries, q)
+	return api.ActivityList{Activity: f.entries, Scanned: len(f.entries)}, f.err
+}
+
+// changes lists the calls that the activity log must record; of those on members of guards, one.
+// Each value has the request's body, and the beginning of the expected entry: action, object, state
+// before and state after.
+var changes = map[string][]string{
+	"POST /v1/groups/g/seal":                        {`{"total":3}`, `group.seal g {"sealed":false} {"sealed":true,"total":3}`},
+	"POST /v1/groups/g/cancel":                      {``, `group.cancel g {"status":"CREATED"} `},
+	"POST /v1/groups/g/retry":                       {`{"codes":["X"]}`, `group.retry g {"status":"CREATED"} {"codes":["X"]}`},
+	"POST /v1/groups/g/pause":                       {``, `group.pause g {"paused":false} {"paused":true}`},
+	"POST /v1/groups/g/resume":                      {``, `group.resume g {"paused":false} {"paused":false}`},
+	"POST /v1/tenants/t/pause":                      {``, `tenant.pause t  {"paused":true}`},
+	"POST /v1/tenants/t/resume":                     {``, `tenant.resume t  {"paused":false}`},
+	"POST /v1/types/T/pause":                        {``, `type.pause T  {"paused":true}`},
+	"POST /v1/types/T/resume":                       {``, `type.resume T  {"paused":false}`},
+	"PUT /v1/tenants/t":                             {`{"rps":5}`, `tenant.set t  {"rps":5`},
+	"PATCH /v1/tenants/t":                           {`{"rps":null}`, `tenant.set t  {"rps":null}`},
+	"PUT /v1/workers/w":                             {`{"workers":2}`, `worker.resize w  {"workers":2}`},
+	"POST /v1/guards/pool%2Fsmtp/members/a/disable": {``, `guard.disable a@pool/smtp  `},
+	"PUT /v1/events/e":                              {`{"capacity":3}`, `event.set e {`},
+	"POST /v1/events/e/pause":                       {``, `event.mode e {"mode":"open"} {"mode":"paused"}`},
+	"POST /v1/events/e/resume":                      {``, `event.mode e {"mode":"open"} {"mode":"open"}`},
+	"POST /v1/events/e/close":                       {``, `event.mode e {"mode":"open"} {"mode":"closed"}`},
+	"POST /v1/events/e/recalibrate":                 {`{"capacity":3}`, `event.recalibrate e {`},
+	"DELETE /v1/events/e":                           {``, `event.delete e {"mode":"open"} `},
+	"DELETE /v1/events/e/users/u":                   {``, `user.remove u@e  `},
+	"POST /v1/keys":                                 {`{"role":"admin","name":"ann"}`, `key.create ann  {"name":"ann","role":"admin"`},
+	"DELETE /v1/keys/key_a":                         {``, `key.revoke key_a  `},
+}
+
+// TestChangesAreRecordedFirst: each call of the list changes is carried out, and makes one entry.
+// If the activity log returns an error, the answer is 500, and the call is not carried out.
+func TestChangesAreRecordedFirst(t *testing.T) {
+	for target, c := range changes {
+		method, path, _ := strings.Cut(target, " ")
+		send := func(log *fakeActivity) (status int, calls []string) {
+			backend, rooms := apitest.NewBackend().WithGroup("g"), apitest.NewRooms()
+			o := options(backend)
+			keys := &fakeKeyStore{keys: []apikey.Record{{ID: "key_a", Role: auth.Admin}}}
+			o.Rooms, o.Activity, o.KeyStore = rooms, log, keys
+			rec := localCall(t, httpapi.New(o), method, path, c[0])
+			for _, call := range append(backend.Calls, rooms.Calls...) {
+				if !strings.HasPrefix(call, "get ") {
+					calls = append(calls, call)
+				}
+			}
+			g := backend.ByID["g"].View
+			if g.Paused || g.Sealed || g.Round != 1 || g.Status != api.StatusCreated || len(backend.Settings) > 0 ||
+				len(keys.keys) != 1 {
+				calls = append(calls, "changed")
+			}
+			return rec.Code, calls
+		}
+		log := &fakeActivity{}
+		code, calls := send(log)
+		require.Less(t, code, 300, target)
+		require.Len(t, log.entries, 1, target)
+		if target != "POST /v1/groups/g/resume" { // it changes nothing that the fake shows
+			require.NotEmpty(t, calls, target)
+		}
+		e := log.entries[0]
+		got := e.Action + " " + e.Object + " " + string(e.Before) + " " + string(e.After)
+		require.True(t, strings.HasPrefix(got, c[1]), "%s: %s", target, got)
+
+		code, calls = send(&fakeActivity{err: errors.New("no space")})
+		require.Equal(t, 500, code, target)
+		require.Empty(t, calls, target)
+	}
+}
+
+// TestEveryChangeIsRecorded: the list changes, which TestChangesAreRecordedFirst uses, has every
+// call of the API that is no GET, except submissions, appends and the calls on entry tokens.
+func TestEveryChangeIsRecorded(t *testing.T) {
+	recorded := []string{
+		"POST /v1/groups", "POST /v1/groups/{id}/jobs", "POST /v1/entry-tokens/verify", "POST /v1/entry-tokens/renew",
+		"POST /v1/entry-tokens/complete", // these are the daily traffic
+	}
+	var all []string
+	for _, rt := range httpapi.Routes() {
+		call := rt.Method + " " + rt.Path
+		if rt.Method != "GET" && (!strings.Contains(call, "/members/") || strings.HasSuffix(call, "/disable")) {
+			all = append(all, call)
+		}
+	}
+	for target := range changes {
+		recorded = append(recorded, strings.NewReplacer("/groups/g/", "/groups/{id}/", "/tenants/t", "/tenants/{id}",
+			"/types/T", "/types/{type}", "/workers/w", "/workers/{id}", "pool%2Fsmtp", "{name}", "/members/a", "/members/{id}",
+			"/events/e", "/events/{event}", "/users/u", "/users/{user}", "/keys/key_a", "/keys/{id}").Replace(target))
+	}
+	require.ElementsMatch(t, all, recorded)
+}
+
+// TestUnknownGroupsAreNotRecorded: to cancel a group that does not exist is answered with 404, and
+// is not recorded.
+func TestUnknownGroupsAreNotRecorded(t *testing.T) {
+	log := &fakeActivity{}
+	o := options(apitest.NewBackend())
+	o.Activity = log
+	requireProblem(t, call(t, httpapi.New(o), "POST", "/v1/groups/none/cancel", ""), 404, "")
+	require.Empty(t, log.entries)
+}
+
+func TestActivityIsListed(t *testing.T) {
+	log := &fakeActivity{entries: []api.Activity{{
+		ID: "1-0", At: time.Unix(1e9, 0).UTC(), Actor: "key_a", Role: "admin", Via: api.ViaAPI, IP: "192.0.2.1", RequestID: "r",
+		Action: "group.pause", Object: "g", Tenant: "t", Before: []byte(`{"paused":false}`), After: []byte(`{}`), Outcome: "failed: x",
+	}}}
+	o := options(apitest.NewBackend())
+	o.Activity = log
+	h := httpapi.New(o)
+	rec := call(t, h, "GET", "/v1/activity?actor=key_a&tenant=t&since=2026-01-02T15:04:05Z&cursor=1-2&limit=7", "")
+	require.Equal(t, 200, rec.Code, rec.Body.String())
+	require.Equal(t, log.entries, decode[api.ActivityList](t, rec).Activity)
+	since := time.Date(2026, 1, 2, 15, 4, 5, 0, time.UTC)
+	require.Equal(t, []activity.Query{{Actor: "key_a", Tenant: "t", Since: since, Cursor: "1-2", Limit: 7}}, log.queries)
+	for query, field := range map[string]string{
+		"since=yesterday": "since", "since=1815-01-01T00:00:00Z": "since", "cursor=x": "cursor", "limit=0": "limit", "tenant=a%2Fb": "tenant",
+	} {
+		requireProblem(t, call(t, h, "GET", "/v1/activity?"+query, ""), 422, field)
+	}
 }
