@@ -21,7 +21,6 @@ import (
 	"github.com/bulkaction/bulkaction/internal/room/roomapi"
 	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
 	"github.com/bulkaction/bulkaction/internal/stage"
-	"github.com/bulkaction/bulkaction/internal/stage/cache"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
@@ -56,7 +55,7 @@ type Broker struct {
 	// batchers has a batcher for each kind of enter's calls: visitors who come while a call runs share
 	// the next one, because a call for one user costs Redis more than ten times as much as a user in a
 	// large call. That two batchers of a kind are in use, when one is too old, does no harm.
-	batchers    *cache.Cache[enterKind, *redisx.Batcher[*enterCall]]
+	batchers    *redisx.Cache[enterKind, *redisx.Batcher[*enterCall]]
 	draining    atomic.Bool
 	suspended   atomic.Bool  // positions wait until all users have entered again
 	positionAge atomic.Int64 // of the oldest positions that the last round has shown, in ms
@@ -71,7 +70,7 @@ func New(p stage.Process, cfg Config, keys *entrytoken.Keys) *Broker {
 		conns:        connections{byConn: map[string]*connection{}, events: map[string]map[string]*connection{}},
 		endedStreams: disconnects{wake: make(chan struct{}, 1), byEvent: map[string][]waitingroom.Visitor{}},
 		lookups:      lookups{events: map[string]*lookup{}},
-		batchers:     cache.New[enterKind, *redisx.Batcher[*enterCall]](time.Minute, 4096),
+		batchers:     redisx.NewCache[enterKind, *redisx.Batcher[*enterCall]](time.Minute, 4096),
 	}
 	b.metrics = newMetrics(b)
 	b.rooms = waitingroom.New(p.Conn, p.Space, b.metrics.Script)
