@@ -110,7 +110,7 @@ func (b *Broker) sendDisconnects(ctx context.Context) error {
 		codes, err := b.rooms.Disconnect(ctx, event, visitors...)
 		if err == nil {
 			retry.Reset()
-			b.metrics.disconnected(event, codes)
+			countDisconnected(b.metrics, event, codes)
 			continue
 		}
 		b.Tel.Log.Debug("users could not be noted as away, trying again", "event", event, "error", err)

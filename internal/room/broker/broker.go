@@ -47,7 +47,7 @@ type Broker struct {
 	instance     string // names this broker in conns, statuses and streams
 	rooms        *waitingroom.Rooms
 	keys         *entrytoken.Keys
-	metrics      metrics
+	metrics      *telemetry.RoomMetrics
 	views        []*position.Views // by partition
 	conns        connections
 	endedStreams disconnects
@@ -60,6 +60,7 @@ type Broker struct {
 	suspended   atomic.Bool  // positions wait until all users have entered again
 	positionAge atomic.Int64 // of the oldest positions that the last round has shown, in ms
 	lastConn    atomic.Int64
+	statusAt    time.Time          // when keepStatus wrote the last status
 	loading     singleflight.Group // snapshots, and questions to the seat service
 }
 
@@ -67,12 +68,17 @@ type Broker struct {
 func New(p stage.Process, cfg Config, keys *entrytoken.Keys) *Broker {
 	b := &Broker{
 		Process: p, cfg: cfg, instance: instanceOf(p.ID), keys: keys,
-		conns:        connections{byConn: map[string]*connection{}, events: map[string]map[string]*connection{}},
+		conns:        connections{events: map[string]map[string]*connection{}},
 		endedStreams: disconnects{wake: make(chan struct{}, 1), byEvent: map[string][]waitingroom.Visitor{}},
 		lookups:      lookups{events: map[string]*lookup{}},
 		batchers:     redisx.NewCache[enterKind, *redisx.Batcher[*enterCall]](time.Minute, 4096),
 	}
-	b.metrics = newMetrics(b)
+	b.metrics = telemetry.NewRoomMetrics(p.Tel.Meter)
+	b.metrics.ShowGauges(p.Tel.Meter, func(ctx context.Context) int64 {
+		ctx, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		return p.Conn.Cmd.XLen(ctx, p.Space.Dispatch(b.instance)).Val()
+	})
 	b.rooms = waitingroom.New(p.Conn, p.Space, b.metrics.Script)
 	for _, part := range p.Space.All() {
 		b.views = append(b.views, position.New(source{b, part}))
@@ -105,7 +111,7 @@ func (b *Broker) Run(ctx context.Context) error {
 		stop()
 		return nil
 	})
-	r.Add(b.keepStatus)
+	r.Every("status", statusInterval, b.keepStatus)
 	r.Add(func(ctx context.Context) error { b.keys.Watch(ctx); return nil })
 	if b.cfg.Seats != nil {
 		r.Every("ask for seats", time.Second, b.askForSeats)
@@ -165,4 +171,4 @@ func handOver(c *connection) {
 
 // Metrics returns the metrics of this broker. The HTTP server of the waiting room adds its own
 // counts, such as refused requests.
-func (b *Broker) Metrics() *telemetry.RoomMetrics { return b.metrics.RoomMetrics }
+func (b *Broker) Metrics() *telemetry.RoomMetrics { return b.metrics }

@@ -1,7 +1,9 @@
 package broker
 
 import (
+	"maps"
 	"math"
+	"slices"
 	"sync"
 	"time"
 
@@ -149,14 +151,12 @@ func (c *connection) showPosition(to int64) position.Place {
 // connections are the open streams of a broker.
 type connections struct {
 	mu     sync.Mutex
-	byConn map[string]*connection
 	events map[string]map[string]*connection // by event and conn
 }
 
 func (cs *connections) add(c *connection) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	cs.byConn[c.conn] = c
 	if cs.events[c.event] == nil {
 		cs.events[c.event] = map[string]*connection{}
 	}
@@ -166,7 +166,6 @@ func (cs *connections) add(c *connection) {
 func (cs *connections) remove(c *connection) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	delete(cs.byConn, c.conn)
 	delete(cs.events[c.event], c.conn)
 	if len(cs.events[c.event]) == 0 {
 		delete(cs.events, c.event)
@@ -178,22 +177,10 @@ func (cs *connections) remove(c *connection) {
 func (cs *connections) find(event, user, conn string) *connection {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	c := cs.byConn[conn]
-	if c == nil || c.event != event || c.user != user {
-		return nil
+	if c := cs.events[event][conn]; c != nil && c.user == user {
+		return c
 	}
-	return c
-}
-
-// all returns all connections.
-func (cs *connections) all() []*connection {
-	cs.mu.Lock()
-	defer cs.mu.Unlock()
-	all := make([]*connection, 0, len(cs.byConn))
-	for _, c := range cs.byConn {
-		all = append(all, c)
-	}
-	return all
+	return nil
 }
 
 // byEvent returns all connections by event.
@@ -202,17 +189,21 @@ func (cs *connections) byEvent() map[string][]*connection {
 	defer cs.mu.Unlock()
 	all := make(map[string][]*connection, len(cs.events))
 	for event, conns := range cs.events {
-		list := make([]*connection, 0, len(conns))
-		for _, c := range conns {
-			list = append(list, c)
-		}
-		all[event] = list
+		all[event] = slices.AppendSeq(make([]*connection, 0, len(conns)), maps.Values(conns))
 	}
 	return all
 }
 
-func (cs *connections) len() int {
+// all returns all connections.
+func (cs *connections) all() []*connection {
+	return slices.Concat(slices.Collect(maps.Values(cs.byEvent()))...)
+}
+
+func (cs *connections) len() (n int) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	return len(cs.byConn)
+	for _, conns := range cs.events {
+		n += len(conns)
+	}
+	return n
 }

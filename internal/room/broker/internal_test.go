@@ -55,7 +55,7 @@ func TestCheckClock(t *testing.T) {
 		2200 * time.Millisecond: true, -2200 * time.Millisecond: true,
 	} {
 		b := &Broker{Process: stage.Process{Tel: telemetry.Nop()}}
-		b.metrics = newMetrics(b)
+		b.metrics = telemetry.NewRoomMetrics(b.Tel.Meter)
 		c := &cleanup{broker: b}
 		c.checkClock(now.Add(difference), now, now.Add(100*time.Millisecond))
 		require.Equal(t, reported, !c.clockWarned.IsZero(), difference)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"time"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/trace"
@@ -13,21 +12,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
-// metrics counts what the broker does in the metrics of package telemetry.
-type metrics struct{ *telemetry.RoomMetrics }
-
-func newMetrics(b *Broker) metrics {
-	m := telemetry.NewRoomMetrics(b.Tel.Meter)
-	m.ShowGauges(b.Tel.Meter, func(ctx context.Context) int64 {
-		ctx, cancel := context.WithTimeout(ctx, time.Second)
-		defer cancel()
-		return b.Conn.Cmd.XLen(ctx, b.Space.Dispatch(b.instance)).Val()
-	})
-	return metrics{m}
-}
-
-// entry counts what enter has answered to a visitor.
-func (m metrics) entry(event string, e waitingroom.Entry) {
+// countEntry counts what enter has answered to a visitor.
+func countEntry(m *telemetry.RoomMetrics, event string, e waitingroom.Entry) {
 	switch {
 	case e.New:
 		m.Count(telemetry.RoomEntered, event, 1)
@@ -39,8 +25,8 @@ func (m metrics) entry(event string, e waitingroom.Entry) {
 	}
 }
 
-// disconnected counts the users whom disconnect has removed.
-func (m metrics) disconnected(event string, codes []waitingroom.Code) {
+// countDisconnected counts the users whom disconnect has removed.
+func countDisconnected(m *telemetry.RoomMetrics, event string, codes []waitingroom.Code) {
 	n := map[waitingroom.Code]int{}
 	for _, code := range codes {
 		n[code]++

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
 	"github.com/bulkaction/bulkaction/internal/stage/presence"
@@ -22,36 +21,28 @@ const silence = 2 * time.Second
 // statusInterval is the time between two statuses of a broker.
 const statusInterval = time.Second
 
-// keepStatus publishes the status of this broker each second. After a silence, or when Redis has
-// lost the last status, the broker repeats the script enter for all its users before it shows them
-// positions again. When the broker stops, its last status stays in Redis until it expires, so that
-// the sweep does not make its users away before they can connect to another broker.
+// keepStatus publishes the status of this broker. After a silence, or when Redis has lost the last
+// status, the broker repeats the script enter for all its users before it shows them positions
+// again. When the broker stops, its last status stays in Redis until it expires, so that the sweep
+// does not make its users away before they can connect to another broker.
 func (b *Broker) keepStatus(ctx context.Context) error {
-	var written time.Time // when the last status was written
-	for {
-		// known is false if the last status is not in Redis any more: then Redis has lost its data,
-		// and maybe the places of this broker's users.
-		known, err := presence.PublishBroker(ctx, b.Conn, b.Space, api.StageStatus{
-			ID: b.instance, Version: b.Version, Role: api.RoleBroker, Running: !b.draining.Load(), SeenAt: time.Now(),
-			Counts: map[string]int64{"streams": int64(b.conns.len()), "position_age_ms": b.positionAge.Load()},
-		})
-		switch {
-		case err == nil:
-			late := !written.IsZero() && (!known || time.Since(written) > silence)
-			written = time.Now()
-			if late {
-				b.suspended.Store(true)
-			}
-			if b.suspended.Load() && b.enterAllAgain(ctx) {
-				b.suspended.Store(false)
-			}
-		case ctx.Err() == nil:
-			b.Tel.Log.Debug("status was not published", "error", err)
-		}
-		if redisx.Sleep(ctx, statusInterval) != nil {
-			return nil
-		}
+	// known is false if the last status is not in Redis any more: then Redis has lost its data, and
+	// maybe the places of this broker's users.
+	known, err := presence.PublishBroker(ctx, b.Conn, b.Space, api.StageStatus{
+		ID: b.instance, Version: b.Version, Role: api.RoleBroker, Running: !b.draining.Load(), SeenAt: time.Now(),
+		Counts: map[string]int64{"streams": int64(b.conns.len()), "position_age_ms": b.positionAge.Load()},
+	})
+	if err != nil {
+		return err
 	}
+	if !b.statusAt.IsZero() && (!known || time.Since(b.statusAt) > silence) {
+		b.suspended.Store(true)
+	}
+	b.statusAt = time.Now()
+	if b.suspended.Load() && b.enterAllAgain(ctx) {
+		b.suspended.Store(false)
+	}
+	return nil
 }
 
 // enterAllAgain repeats the script enter for all streams of this broker, so that users whom the

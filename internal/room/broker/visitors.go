@@ -61,7 +61,7 @@ func (b *Broker) enterStream(ctx context.Context, c *connection) error {
 	e := reply.Entries[0]
 	span.SetAttributes(attribute.String("bulkaction.result", string(e.Code)),
 		attribute.Int64("bulkaction.number", e.Number))
-	b.metrics.entry(c.event, e)
+	countEntry(b.metrics, c.event, e)
 	if err := refusal(e.Code); err != nil {
 		return err
 	}
@@ -137,7 +137,7 @@ func (b *Broker) Poll(ctx context.Context, event, user string, enter bool) (t ap
 	}
 	e := reply.Entries[0]
 	if enter {
-		b.metrics.entry(event, e)
+		countEntry(b.metrics, event, e)
 	}
 	if err := refusal(e.Code); err != nil {
 		return t, false, err

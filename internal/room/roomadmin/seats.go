@@ -33,8 +33,8 @@ type SeatService struct {
 	http     *http.Client
 }
 
-// NewSeatService returns the service at template, a URL that contains {event} in its path or
-// query, such as http://127.0.0.1:9000/events/{event}/seats. A call takes at most timeout.
+// NewSeatService returns the service at template, a URL that contains {event} in its path or query,
+// such as http://127.0.0.1:9000/events/{event}/seats. A call takes at most timeout.
 func NewSeatService(template string, timeout time.Duration) (*SeatService, error) {
 	if err := checkTemplate(template); err != nil {
 		return nil, err
@@ -48,8 +48,8 @@ func NewSeatService(template string, timeout time.Duration) (*SeatService, error
 	}}, nil
 }
 
-// checkTemplate returns an error unless template is a URL as NewSeatService needs it. The error does not show
-// the URL, which may contain a password.
+// checkTemplate returns an error unless template is a URL as NewSeatService needs it. The error does
+// not show the URL, which may contain a password.
 func checkTemplate(template string) error {
 	u, err := url.Parse(strings.ReplaceAll(template, placeholder, "e"))
 	_, rest, _ := strings.Cut(template, "://")

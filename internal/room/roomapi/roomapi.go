@@ -138,9 +138,6 @@ func New(o Options) *API {
 	return a
 }
 
-// Connections returns the number of open streams.
-func (a *API) Connections() int { return a.clients.connections() }
-
 func (a *API) routes() web.Routes {
 	const event = "/events/{event}"
 	t := web.Routes{}

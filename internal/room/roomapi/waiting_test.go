@@ -20,7 +20,7 @@ func TestStreamFromTheFirstToTheLastFrame(t *testing.T) {
 	a := New(options(room))
 	c := open(t, serve(t, a, nil))
 	c1 := <-room.connected
-	require.Equal(t, 1, a.Connections())
+	require.Equal(t, 1, a.clients.connections())
 	c1.stream.Position(Position{Position: 1, Total: 1, ETASeconds: -1, At: noon})
 	c1.stream.State(api.TicketInEntry, api.ModeOpen)
 	require.Regexp(t, "^retry: [1-5][0-9]{3}\nevent: state\ndata: {\"state\":\"IN_ENTRY\",\"mode\":\"open\"}\n\n$", c.frame())
@@ -122,7 +122,7 @@ func TestTemporaryProblemsOfStreams(t *testing.T) {
 			require.Equal(t, http.StatusOK, rec.Code)
 			require.Equal(t, "no-store", rec.Header().Get("Cache-Control"))
 			require.Regexp(t, "^retry: ([3-9][0-9]{3}|10000)\nevent: reconnect\ndata: {\"reason\":\""+c.want+"\"}\n\n$", rec.Body.String())
-			require.Zero(t, a.Connections())
+			require.Zero(t, a.clients.connections())
 			if name != "anything else" {
 				require.Len(t, refused, 1)
 			}
@@ -162,7 +162,7 @@ func TestLimitsOfStreams(t *testing.T) {
 			<-s1.left
 			<-s2.left
 			// left is called before the stream is counted as closed.
-			require.Eventually(t, func() bool { return a.Connections() == 0 }, 10*time.Second, time.Millisecond)
+			require.Eventually(t, func() bool { return a.clients.connections() == 0 }, 10*time.Second, time.Millisecond)
 			open(t, addr)
 			<-room.connected
 		})
@@ -271,5 +271,5 @@ func TestManyStreams(t *testing.T) {
 		clients[i].end()
 		<-s.left
 	}
-	require.Eventually(t, func() bool { return a.Connections() == 0 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return a.clients.connections() == 0 }, 10*time.Second, time.Millisecond)
 }

@@ -117,13 +117,13 @@ func (r *Rooms) Renew(ctx context.Context, event, user, fence string) (Claim, er
 }
 
 // Verify returns whether a token is valid now: the code InProgress with the expiry after its latest
-// renewal, or None. It changes nothing.
-func (r *Rooms) Verify(ctx context.Context, event, user, fence string) (Claim, error) {
+// renewal, or None. It also returns Redis's time. It changes nothing.
+func (r *Rooms) Verify(ctx context.Context, event, user, fence string) (Claim, time.Time, error) {
 	rec, now, err := r.record(ctx, event, user)
 	if err != nil || rec.letter != 'P' || rec.fence != fence || !rec.expires.After(now) {
-		return Claim{Code: None}, err
+		return Claim{Code: None}, now, err
 	}
-	return Claim{Code: InProgress, Fence: fence, Expires: rec.expires}, nil
+	return Claim{Code: InProgress, Fence: fence, Expires: rec.expires}, now, nil
 }
 
 // State returns the code of a user's state: Entered (waiting), Away, Ready (holds a slot),
