@@ -1,7 +1,6 @@
 package client_test
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"math"
@@ -14,8 +13,6 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
-	"github.com/bulkaction/bulkaction/internal/testkit/apitest"
-	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
 
 // TestGroupViews compares the paths and queries of five calls about groups, failures and job maps.
@@ -162,40 +159,4 @@ func TestTenantsArePaged(t *testing.T) {
 	for _, err := range gone.Tenants(t.Context(), client.TenantFilter{}) {
 		require.ErrorContains(t, err, "list tenants", fmt.Sprint(err))
 	}
-}
-
-func TestPauseResumeAndTenantCallsOnTheRealServer(t *testing.T) {
-	b := apitest.NewBackend().WithGroup("g")
-	a, _ := serve(t, httpapi.New(httpapi.Options{Backend: b}))
-	set := api.TenantSettings{RPS: ptr(2.5), BasePriority: ptr(int64(-1e15))}
-	tenant, err := a.SetTenant(t.Context(), "acme", set)
-	require.NoError(t, err)
-	require.Equal(t, set, b.Settings["acme"])
-	shown, err := a.Tenant(t.Context(), "acme")
-	require.NoError(t, err)
-	require.Equal(t, tenant, shown)
-	_, err = a.SetTenant(t.Context(), "acme", api.TenantSettings{RPS: ptr(-1.0), Weight: ptr(0.0), BasePriority: ptr(int64(math.MaxInt64))})
-	var refused *client.Error
-	require.ErrorAs(t, err, &refused)
-	require.Equal(t, http.StatusUnprocessableEntity, refused.Status)
-	require.Len(t, refused.Problem.Fields, 3, "every bad field is named")
-	require.Equal(t, set, b.Settings["acme"])
-
-	patch := api.TenantPatch{RPS: api.ToDefault[float64](), BasePriority: api.SetTo(int64(1e15))}
-	_, err = a.PatchTenant(t.Context(), "acme", patch)
-	require.NoError(t, err)
-	require.Equal(t, api.TenantSettings{BasePriority: ptr(int64(1e15))}, b.Settings["acme"], "the server reads what the client writes")
-
-	for _, do := range []func(context.Context, string) (api.Paused, error){a.PauseTenant, a.PauseType} {
-		p, err := do(t.Context(), "x.y")
-		require.NoError(t, err)
-		require.True(t, p.Paused)
-	}
-	require.Equal(t, []string{"pause tenant x.y", "pause type x.y"}, b.Calls)
-	_, err = a.Pause(t.Context(), "none")
-	require.ErrorAs(t, err, &refused)
-	require.Equal(t, http.StatusNotFound, refused.Status)
-	why, err := a.Why(t.Context(), "g")
-	require.NoError(t, err)
-	require.Equal(t, []string{"tenant"}, why.PausedBy)
 }

@@ -475,8 +475,7 @@ func TestOutage(t *testing.T) {
 // TestMistakes: a bad name or number of tokens is an error. A bad spec gives one error, in a line,
 // that names all six bad fields. After Close, calls fail with ErrClosed.
 func TestMistakes(t *testing.T) {
-	url, prefix := redistest.Parallel(t)
-	_, c := newTestClient(t, url, prefix)
+	_, c := parallelClient(t)
 	ctx := t.Context()
 	_, err := c.Pool(ctx, "a b", Spec{Lease: time.Nanosecond, MaxQueue: -1, Rev: -1, Concurrency: -7})
 	require.ErrorIs(t, err, ErrInvalid)
@@ -575,8 +574,7 @@ func TestCallsThatWereNotSentAreNotCancelled(t *testing.T) {
 }
 
 func TestLargeRevIsExact(t *testing.T) {
-	url, prefix := redistest.Parallel(t)
-	_, c := newTestClient(t, url, prefix)
+	_, c := parallelClient(t)
 	for _, rev := range []int64{1790000000123456, 1790000000123498, 1 << 53} {
 		name := fmt.Sprint("p", rev)
 		_, err := c.Pool(t.Context(), name, Spec{Rev: rev - 1, Members: []Member{{ID: "a"}, {ID: "b"}}})
@@ -592,23 +590,8 @@ func TestLargeRevIsExact(t *testing.T) {
 	require.ErrorContains(t, err, "rev 9007199254740993: must be 0 to 9007199254740992")
 }
 
-// TestRefusedDeclarationChangesNothing: after a declaration of a pool is refused, its member can
-// still be lent.
-func TestRefusedDeclarationChangesNothing(t *testing.T) {
-	url, prefix := redistest.Parallel(t)
-	_, c := newTestClient(t, url, prefix)
-	p, err := c.Pool(t.Context(), "p", Spec{Members: []Member{{ID: "a"}}})
-	require.NoError(t, err)
-	_, err = c.Pool(t.Context(), "p", Spec{Members: []Member{{ID: "a"}}, Concurrency: -7})
-	require.ErrorIs(t, err, ErrInvalid)
-	l, err := p.TryAcquire(t.Context())
-	require.NoError(t, err)
-	require.NoError(t, l.Release(t.Context(), Success))
-}
-
 func TestMistakesOfSpecsAreNamed(t *testing.T) {
-	url, prefix := redistest.Parallel(t)
-	_, c := newTestClient(t, url, prefix)
+	_, c := parallelClient(t)
 	for want, p := range map[string]*Pool{
 		"0 leases at once: must be 1 to 1000000":  c.Semaphore("none", 0),
 		"-1 leases at once: must be 1 to 1000000": c.Semaphore("all", -1),
@@ -623,8 +606,7 @@ func TestMistakesOfSpecsAreNamed(t *testing.T) {
 // TestShorterLeaseIsRenewed: a lock is lent for a minute and released. Then it is lent for 3 s, and
 // this lease is renewed: its end moves on.
 func TestShorterLeaseIsRenewed(t *testing.T) {
-	url, prefix := redistest.Parallel(t)
-	_, c := newTestClient(t, url, prefix)
+	_, c := parallelClient(t)
 	l, err := c.Lock("x", TTL(time.Minute)).TryLock(t.Context())
 	require.NoError(t, err)
 	require.NoError(t, l.Release(t.Context(), Neutral))
@@ -743,6 +725,13 @@ const patience = 30 * time.Second
 func TestMain(m *testing.M) {
 	dial := "github.com/redis/go-redis/v9/internal/pool.(*ConnPool).tryDial" // sleeps on after Close
 	goleak.VerifyTestMain(m, redistest.IgnoreServers(), goleak.IgnoreAnyFunction(dial))
+}
+
+// parallelClient is newTestClient on the shared Redis, for a parallel test.
+func parallelClient(t *testing.T) (*redis.Client, *Client) {
+	t.Helper()
+	url, prefix := redistest.Parallel(t)
+	return newTestClient(t, url, prefix)
 }
 
 // newTestClient returns a Client that is closed with the test, and its Redis client.

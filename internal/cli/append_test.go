@@ -147,7 +147,7 @@ func TestHeaderOfCSV(t *testing.T) {
 		code        int
 	}{
 		"to;name\n":   {"", "a.csv: line 1: the header has one column, whose name contains a semicolon: the columns seem to be separated by it\nGive --delimiter ';', or --delimiter ',' if it is right.", exitError},
-		"\nto,to\n":   {"", `a.csv: line 2, column 2 repeats the name "to" of column 1`, exitError},
+		"\nto,to\n":   {"", `a.csv: line 2, column 2 repeats the name "to" of column 1: each column needs a name of its own`, exitError},
 		"to,,name\n":  {"", "a.csv: line 1, column 2 is empty: each column needs a name", exitError},
 		"to,name\n":   {"--types age:number", `--types names the column "age", which the header does not have`, exitUsage},
 		"to, name\n":  {"--types to:int", `--types "to:int": the type must be string, number or boolean`, exitUsage},
@@ -265,7 +265,7 @@ func TestSubmitExample(t *testing.T) {
 
 func TestSubmitMissingFile(t *testing.T) {
 	f := newFakeAPI(t)
-	f.exec(t.Context(), console{}, "submit", "--type", "T", "--file", "nosuch.csv").ends(t, exitError, "open nosuch.csv: no such file or directory")
+	f.exec(t.Context(), console{}, "submit", "--type", "T", "--file", "nosuch.csv").ends(t, exitError, "open nosuch.csv: no such file or directory\nGive the path of a file, or - for standard input.")
 	f.exec(t.Context(), console{}, "submit", "--type", "T", "--format", "csv", "--file", ".").ends(t, exitError, "open .: is a directory")
 	require.Empty(t, f.calls, "no group may be created")
 }

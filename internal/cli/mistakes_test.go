@@ -28,24 +28,11 @@ func TestMistakes(t *testing.T) {
 	}{
 		{exitUsage, "submit --type NOOP --payload {to:a@example.com}", "", "",
 			"--payload number 1 is not JSON: write it in single quotes, for example --payload '{\"to\": \"a@example.com\"}'"},
-		{exitError, "submit --type NOOP --file nosuch.csv", "", "",
-			"open nosuch.csv: no such file or directory\nGive the path of a file, or - for standard input."},
 		{exitError, "submit --type NOOP", "a.csv", "", "the file is empty"},
 		{exitError, "submit --type NOOP", "a.csv", "", "A CSV file begins with a header row"},
-		{exitError, "submit --type NOOP", "a.csv", "to;age\na@example.com;41\n", "whose name contains a semicolon"},
-		{exitError, "submit --type NOOP", "a.csv", "to;age\na@example.com;41\n", "Give --delimiter ';'"},
-		{exitError, "submit --type NOOP --types age:number --dry-run", "a.csv", "to,age\na@example.com,old\n",
-			"line 2: column 2 (age) must be a number such as 12 or -0.5, or empty"},
-		{exitError, "submit --type NOOP --types age:number --dry-run", "a.csv", "to,age\na@example.com,old\n", "Correct them"},
-		{exitError, "submit --type NOOP", "a.csv", "to,to\n",
-			`line 1, column 2 repeats the name "to" of column 1: each column needs a name of its own`},
 		{exitFailedJobs, "submit --type T --id g --wait", "a.ndjson", "{\"payload\":\"fail\"}\nx\n",
 			"group g has ended: 1 of 1 jobs failed; besides, 1 line rejected\nSee them with `bulkaction failures g`"},
-		{exitError, "status nosuch", "", "", "group nosuch: not found"},
-		{exitError, "status nosuch", "", "", "Check the group's id"},
 		{exitError, "status nosuch", "", "", "`bulkaction rejected`"},
-		{exitError, "append nosuch", "a.ndjson", "{\"payload\":1}\n", "`bulkaction groups ls` lists the groups"},
-		{exitUsage, "submit --type NOOP --payload 1 --max-retries -1", "", "", "--max-retries -1: must be a whole number from 0 to 1000"},
 		{exitUsage, "dev --addr localhost", "", "", `--addr "localhost": must be host:port`},
 		{exitUsage, "dev --addr :18080", "", "", `--addr ":18080": give the host, too, such as 127.0.0.1:18080`},
 		{exitUsage, "demo --tenants 0", "", "", "--tenants 0: must be at least 1\n"},
@@ -75,10 +62,6 @@ func TestMistakesInSettings(t *testing.T) {
 	_, _, err = app.Load([]string{"BULKACTION_JOB_TIMEOUT=30"}, nil)
 	require.ErrorContains(t, err, `BULKACTION_JOB_TIMEOUT="30": must be a duration`)
 	require.ErrorContains(t, err, ": give the unit, such as 30s")
-}
-
-func TestMistakeAPIIsNotRunning(t *testing.T) {
-	console{}.exec(t.Context(), "stats", "--api", freeAddress(t)).ends(t, exitError, "Is it running? Start it with `bulkaction dev`")
 }
 
 // freeAddress returns an address at which nobody listens.

@@ -133,45 +133,6 @@ func TestListByStatusIsBounded(t *testing.T) {
 	require.Equal(t, 301, second.Scanned)
 }
 
-func TestDeadLettersArePaged(t *testing.T) {
-	w := stagetest.Parallel(t, 3)
-	const n = 25
-	var want []string
-	for i := range n {
-		at := time.Now().Add(time.Duration(i) * time.Second)
-		p := w.Space.Partition(i % 3)
-		values := []any{"job", fmt.Sprint("g.", i), "at", at.UnixMilli(), "payload", `{"n":1}`, "ordinal", i, "attempts", 3}
-		if i%5 == 0 { // other programs may write to the stream
-			values = []any{"job", fmt.Sprint("g.", i), "payload", "no JSON"}
-		}
-		require.NoError(t, w.Conn.Cmd.XAdd(stagetest.Trusted(t), &redis.XAddArgs{Stream: p.DeadLetters(), ID: stagetest.EntryID(at), Values: values}).Err())
-		want = append(want, fmt.Sprint("g.", i))
-	}
-	slices.Reverse(want)
-	for _, limit := range []int{1, 2, 7, 24, 25, 100} {
-		var got []string
-		for cursor := ""; ; {
-			page, err := w.Store.DeadLetters(stagetest.Trusted(t), groups.DeadLetterQuery{Cursor: cursor, Limit: limit})
-			require.NoError(t, err)
-			require.LessOrEqual(t, len(page.DeadLetters), limit)
-			for _, d := range page.DeadLetters {
-				got = append(got, d.Job)
-				_, err := json.Marshal(d)
-				require.NoError(t, err)
-			}
-			if cursor = page.Cursor; cursor == "" {
-				break
-			}
-		}
-		require.Equal(t, want, got, "pages of %d", limit)
-	}
-	for _, cursor := range []string{"x", "1,2", "1,2,3,4", "{,,"} {
-		_, err := w.Store.DeadLetters(stagetest.Trusted(t), groups.DeadLetterQuery{Cursor: cursor, Limit: 1})
-		var invalid *messages.ValidationError
-		require.ErrorAs(t, err, &invalid, cursor)
-	}
-}
-
 func TestJob(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		ctx := context.WithoutCancel(stagetest.Trusted(w.T))

@@ -142,7 +142,7 @@ func TestStartNamedTwice(t *testing.T) {
 // TestStartFarApartAndOften: Start works for the first and the last of 1,000 jobs in one call, and
 // for attempts above the number of attempt marks, 90.
 func TestStartFarApartAndOften(t *testing.T) {
-	both(t, func(w *world) {
+	onRedis(t, func(w *world) {
 		w.fill("g", 1000, "acme", "T")
 		for moved := 0; moved < 1000; {
 			moved += w.admit("T", 500, noLimit).Moved

@@ -229,7 +229,7 @@ func TestCongestionSharesWithWhatWaits(t *testing.T) {
 // TestCongestionSharesAFullStream: while the ready stream is nearly full, 50 rounds of Promote and
 // Admit make more than 30 of 400 due jobs and more than 30 of 400 waiting jobs ready.
 func TestCongestionSharesAFullStream(t *testing.T) {
-	both(t, func(w *world) {
+	onRedis(t, func(w *world) {
 		w.sendBack("back", 400, soon)
 		w.fill("new", 400, "new", "T")
 		w.overdue("back")

@@ -91,7 +91,7 @@ func TestCancelAGroupThatIsHeld(t *testing.T) {
 // TestSweepManyJobs: a group with 600 non-ready and more than 2 * SweepJobs waiting jobs is swept
 // in at least 3 calls. The non-ready jobs of another group of its tenant stay.
 func TestSweepManyJobs(t *testing.T) {
-	both(t, func(w *world) {
+	onRedis(t, func(w *world) {
 		const waiting, nonReady = 2*ledger.SweepJobs + 100, 600
 		w.create("g", "acme", "T")
 		w.create("other", "acme", "T")

@@ -262,7 +262,7 @@ func TestPauseRefuses(t *testing.T) {
 // back. All jobs of a group come back when it is resumed, also while jobs of another resumed group
 // are still being moved back.
 func TestPauseManyJobs(t *testing.T) {
-	both(t, func(w *world) {
+	onRedis(t, func(w *world) {
 		const n = 130
 		groups := []string{"a", "b", "c"}
 		for _, g := range groups {

@@ -153,7 +153,7 @@ func TestPromoteTenantsTakeTurnsOverWindows(t *testing.T) {
 // TestPromoteBesideAFullReadyStream: 2 of 250 due jobs of type T fill its ready stream. The others
 // delay neither their tenant's due job of type U nor a job of type V of another tenant.
 func TestPromoteBesideAFullReadyStream(t *testing.T) {
-	both(t, func(w *world) {
+	onRedis(t, func(w *world) {
 		const blocked = 250
 		w.fill("full", blocked, "acme", "T")
 		for _, j := range w.begin("T", "c", blocked) {

@@ -177,7 +177,7 @@ func (w *world) failSome(group string, n int) int64 {
 // TestRequeueManyJobs: a group with 3,000 failed jobs, more than one HSCAN call returns, is
 // requeued completely, in at least 15 calls.
 func TestRequeueManyJobs(t *testing.T) {
-	both(t, func(w *world) {
+	onRedis(t, func(w *world) {
 		const n = 3000
 		w.failedMany("g", n)
 		_, err := w.reopen("g")

@@ -471,7 +471,7 @@ func (w *world) quiet() {
 func TestWrongTypesChangeNothing(t *testing.T) {
 	for _, s := range scenes {
 		t.Run(s.name, func(t *testing.T) {
-			both(t, func(w *world) {
+			onRedis(t, func(w *world) {
 				prefix, n := strings.TrimSuffix(w.p.Base(), "{0}:"), 0
 				fresh := func() (*world, act) {
 					n++

@@ -359,7 +359,7 @@ func TestPausedTypes(t *testing.T) {
 // TestPausedTypesBesideManyTenants: beside 30,000 paused tenants PausedTypes tells correctly which
 // of the given types are paused, with at most 12 Redis commands.
 func TestPausedTypesBesideManyTenants(t *testing.T) {
-	both(t, func(w *world) {
+	onRedis(t, func(w *world) {
 		for batch := range 30 {
 			var pauses []any
 			for i := range 1000 {

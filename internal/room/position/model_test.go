@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -18,8 +17,7 @@ import (
 // position that a user is shown never rises, unless Redis has lost data. Some time after the last
 // change, all positions are exact.
 func TestViewsAgainstModel(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble(t, func(t *testing.T) {
 		rapidtest.Check(struct{ rapid.TB }{t}, 0, checkViews) // a bubble has no Deadline, which *testing.T has
 	})
 }

@@ -19,6 +19,13 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
 
+// bubble runs a parallel test in a bubble, whose time passes at once.
+func bubble(t *testing.T, test func(t *testing.T)) {
+	t.Helper()
+	t.Parallel()
+	synctest.Test(t, test)
+}
+
 var errAway = errors.New("redis is away")
 
 // requireExact requires that the views return the true present position of every number in the
@@ -54,8 +61,7 @@ func rounds(t require.TestingT, views *Views, d time.Duration) {
 // TestRoundFollows: after a second of rounds, all positions are exact, also after four numbers have
 // left. Until then, the place is unknown to a caller that knows of this change.
 func TestRoundFollows(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble(t, func(t *testing.T) {
 		w := newWorld("a")
 		w.queues["a"].enter(100)
 		views := New(w)
@@ -81,8 +87,7 @@ func TestRoundFollows(t *testing.T) {
 // called about once a second each. While an entry arrives every millisecond, Moves is called at
 // most six times a second, and Numbers not at all.
 func TestRoundIsCheap(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble(t, func(t *testing.T) {
 		w := newWorld("a")
 		w.queues["a"].enter(10_000)
 		views := New(w)
@@ -107,8 +112,7 @@ func TestRoundIsCheap(t *testing.T) {
 // TestFirstCallsFail: if the first calls of the source fail, Round returns the error, and the view
 // is loaded within 10 ms after the source works again.
 func TestFirstCallsFail(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble(t, func(t *testing.T) {
 		w := newWorld("a")
 		w.queues["a"].enter(10)
 		views := New(w)
@@ -127,8 +131,7 @@ func TestFirstCallsFail(t *testing.T) {
 // TestUnusedViewIsDropped: a view is dropped a minute after its last use, and then Round asks the
 // source for nothing.
 func TestUnusedViewIsDropped(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble(t, func(t *testing.T) {
 		w := newWorld("a")
 		w.queues["a"].enter(10)
 		views := New(w)
@@ -156,8 +159,7 @@ func TestUnusedViewIsDropped(t *testing.T) {
 // TestWaitLoadsAShortQueue: Wait itself loads the view of a short queue, without a call of Round;
 // the view of a long queue is loaded by Round.
 func TestWaitLoadsAShortQueue(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble(t, func(t *testing.T) {
 		w := newWorld("short", "long")
 		w.page = 10_000
 		w.queues["short"].enter(maxLoadByWaiter)
@@ -181,8 +183,7 @@ func TestWaitLoadsAShortQueue(t *testing.T) {
 // moves sooner than readInterval after the last read. Wait for a change that does not come returns
 // false after MaxWait.
 func TestWaitIsWoken(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble(t, func(t *testing.T) {
 		w := newWorld("a")
 		w.queues["a"].enter(100)
 		views := New(w)
@@ -212,8 +213,7 @@ func TestWaitIsWoken(t *testing.T) {
 // TestUnknownEvent: an event that Redis does not have gets no view. Its view is loaded after it has
 // been declared.
 func TestUnknownEvent(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble(t, func(t *testing.T) {
 		w := newWorld()
 		views := New(w)
 		e := views.Open("a")
@@ -239,8 +239,7 @@ func TestUnknownEvent(t *testing.T) {
 // TestClockThatWentBack: after a failover, new entries of moves have ids below the last one that
 // was read. Round continues at the end of the stream and sees them.
 func TestClockThatWentBack(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble(t, func(t *testing.T) {
 		w := newWorld("a", "b")
 		w.queues["a"].enter(100)
 		w.queues["b"].enter(100)
@@ -269,8 +268,7 @@ func TestClockThatWentBack(t *testing.T) {
 // TestFailingEventHarmsNoOther: the view of an event that can't be loaded is tried again only after
 // growing waits, and the other events are followed as usual.
 func TestFailingEventHarmsNoOther(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble(t, func(t *testing.T) {
 		w := newWorld("a", "bad")
 		w.queues["a"].enter(100)
 		w.queues["bad"].enter(1)
@@ -297,8 +295,7 @@ func TestFailingEventHarmsNoOther(t *testing.T) {
 // TestManyEvents: the views of 1,000 events are each loaded once and are exact. No call of Snapshot
 // asks for more than 200 events.
 func TestManyEvents(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble(t, func(t *testing.T) {
 		w := newWorld(names(1000)...)
 		views := New(w)
 		for name, q := range w.queues {
@@ -349,8 +346,7 @@ func (l *lockedWorld) Moves(ctx context.Context, after string, block time.Durati
 // TestViewsAreSafe calls Round, Wait, Place and others in concurrent goroutines, while users leave
 // and the stream moves is trimmed. No position rises. It is a test for the race detector.
 func TestViewsAreSafe(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble(t, func(t *testing.T) {
 		w := newWorld("a", "b")
 		source := &lockedWorld{w: w}
 		w.queues["a"].enter(2000)
@@ -432,8 +428,7 @@ func BenchmarkPlace(b *testing.B) {
 // TestOneLoadIsEnough: users leave before, during and after a load, and no second load is needed,
 // although entries that were written before the load's snapshot are read after it.
 func TestOneLoadIsEnough(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble(t, func(t *testing.T) {
 		w := newWorld("a", "b")
 		w.queues["a"].enter(200)
 		w.queues["b"].enter(200)
@@ -464,8 +459,7 @@ func TestOneLoadIsEnough(t *testing.T) {
 // TestOthersGoOnDuringALoad: while the view of a long queue is loaded, the views of other events
 // stay current.
 func TestOthersGoOnDuringALoad(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble(t, func(t *testing.T) {
 		w := newWorld("a", "long")
 		w.queues["a"].enter(200)
 		w.queues["long"].enter(2000)
@@ -493,8 +487,7 @@ func TestOthersGoOnDuringALoad(t *testing.T) {
 // changes with the same numbers before the next snapshot. The view is loaded again when the first
 // of these is read.
 func TestHistoryThatWasReplaced(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble(t, func(t *testing.T) {
 		w := newWorld("a")
 		w.queues["a"].enter(100)
 		views := New(w)
@@ -521,8 +514,7 @@ func TestHistoryThatWasReplaced(t *testing.T) {
 // numbers of the view's changes. The view's length differs from the queue's, so it is loaded again.
 // If the loads do not help, there are at most as many of them as intervals doubtInterval.
 func TestLengthIsCompared(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble(t, func(t *testing.T) {
 		w := newWorld("a")
 		w.queues["a"].enter(100)
 		w.leave("a", 1, 2, 3)

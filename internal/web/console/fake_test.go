@@ -346,6 +346,11 @@ func as(t *testing.T, who auth.Principal) *testConsole {
 	return w
 }
 
+// parallel and parallelAs are newTestConsole and as for a parallel test.
+func parallel(t *testing.T) *testConsole { t.Parallel(); return newTestConsole(t) }
+
+func parallelAs(t *testing.T, who auth.Principal) *testConsole { t.Parallel(); return as(t, who) }
+
 // options returns the options of the API that shares its stores with the console.
 func (w *testConsole) options() httpapi.Options {
 	o := httpapi.Options{

@@ -59,8 +59,7 @@ func (f *fakeBackend) Failures(
 }
 
 func TestFailures(t *testing.T) {
-	t.Parallel()
-	w := as(t, operator)
+	w := parallelAs(t, operator)
 	d := w.page("/ui/groups/failed-1/failures")
 	for _, want := range []string{
 		"100 failed jobs · 50 of them were read", "PERMANENT 80 jobs", "no such user # " + hostile + " about 80 jobs",
@@ -112,8 +111,7 @@ func TestFailuresAccess(t *testing.T) {
 }
 
 func TestFailuresDownload(t *testing.T) {
-	t.Parallel()
-	w := as(t, operator)
+	w := parallelAs(t, operator)
 	answer := w.get("/ui/groups/failed-1/failures.ndjson")
 	require.Equal(t, http.StatusOK, answer.Code)
 	require.Equal(t, "application/x-ndjson", answer.Header().Get("Content-Type"))
@@ -151,8 +149,7 @@ func TestFailuresDownloadBreaks(t *testing.T) {
 // next page and in the live topic. The form has its type, prefix and since. Malformed filters get
 // 422.
 func TestGroupFilters(t *testing.T) {
-	t.Parallel()
-	w := newTestConsole(t)
+	w := parallel(t)
 	d := w.page("/ui/groups?tenant=acme&status=failed&type=SEND_EMAIL&paused=false&failed_jobs=true&prefix=fail&since=2026-01-02")
 	no, yes := false, true
 	require.Equal(t, httpapi.ListQuery{
@@ -195,8 +192,7 @@ func (f *fakeBackend) JobMap(_ context.Context, id string, buckets int) (api.Job
 }
 
 func TestJobMap(t *testing.T) {
-	t.Parallel()
-	w := newTestConsole(t)
+	w := parallel(t)
 	d := w.page("/ui/groups/failed-1")
 	require.Contains(t, d.text, "Job 0 on the left, job 999 on the right, 2 jobs a column.")
 	shapes := map[string]string{}
@@ -214,8 +210,7 @@ func TestJobMap(t *testing.T) {
 // TestJobMapInterval: of three reads of a group's data in a row, all have the map of its jobs, and
 // only one asks the backend for it.
 func TestJobMapInterval(t *testing.T) {
-	t.Parallel()
-	w := newTestConsole(t)
+	w := parallel(t)
 	read := groupPages{w.backend}.reader("failed-1")
 	ctx := auth.Trust(t.Context())
 	for range 3 {

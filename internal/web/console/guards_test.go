@@ -73,8 +73,7 @@ func (f *fakeBackend) ControlGuard(_ context.Context, name, member string, do gu
 }
 
 func TestGuards(t *testing.T) {
-	t.Parallel()
-	w := as(t, reader)
+	w := parallelAs(t, reader)
 	d := w.page("/ui/guards")
 	require.Contains(t, d.text, "pool/smtp 1,500 1,200 250 45 6 123,456 77 3")
 	require.Contains(t, d.text, "lock/report 1 1 0 0 0 0 0 0")
@@ -100,8 +99,7 @@ func TestGuards(t *testing.T) {
 }
 
 func TestGuard(t *testing.T) {
-	t.Parallel()
-	w := as(t, reader)
+	w := parallelAs(t, reader)
 	d := w.page("/ui/guards/pool%2Fsmtp")
 	for _, want := range []string{
 		"limit 80 in any 10 min", "breaker opens after 3 failures in a row for 1 min, closes after 1 success", "leases at once 2",
@@ -164,8 +162,7 @@ func buttons(d document) map[string]string {
 // TestGuardButtons: the members alice (two leases), bob (an open breaker) and carl (off) have the
 // buttons that fit their states. The buttons of alice that take back, disable and open ask first.
 func TestGuardButtons(t *testing.T) {
-	t.Parallel()
-	w := as(t, admin)
+	w := parallelAs(t, admin)
 	asks := buttons(w.page("/ui/guards/pool%2Fsmtp"))
 	require.Equal(t, "End 2 leases of the member alice of pool/smtp. The holders learn it at their next renewal, and go on until then.", asks["take-back-alice"])
 	require.Equal(t, "Disable the member alice of pool/smtp: it is lent no more. Its 2 leases run on.", asks["disable-alice"])
@@ -181,8 +178,7 @@ func TestGuardButtons(t *testing.T) {
 // TestGuardActions: each action of an admin makes one call of the backend and one entry in the
 // activity log. Malformed ones make none; an operator, a reader and a producer get 403 for disable.
 func TestGuardActions(t *testing.T) {
-	t.Parallel()
-	w := as(t, admin)
+	w := parallelAs(t, admin)
 	for _, do := range guard.Actions {
 		answer := w.post("/ui/guards/pool%2Fsmtp/members/alice", url.Values{"command": {string(do)}})
 		require.Equal(t, http.StatusSeeOther, answer.Code, answer.Body.String())
@@ -216,8 +212,7 @@ func TestGuardActions(t *testing.T) {
 // TestGuardTopics: a stream of guards begins with the rows that the filters of its topic select;
 // malformed topics get 404. Five reads of a page with 2000 members ask the backend twice.
 func TestGuardTopics(t *testing.T) {
-	t.Parallel()
-	w := newTestConsole(t)
+	w := parallel(t)
 	server := w.server()
 	for topic, want := range map[string]int{
 		"guards:": 200, "guards:kind%3Dpool": 200, "guard:pool/smtp?": 200, "guard:smtp%3Fstate%3Doff": 200,

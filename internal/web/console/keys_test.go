@@ -81,8 +81,7 @@ func (k *fakeKeyStore) Revoke(_ context.Context, id string) error {
 }
 
 func TestKeys(t *testing.T) {
-	t.Parallel()
-	w := as(t, admin)
+	w := parallelAs(t, admin)
 	d := w.page("/ui/keys")
 	for _, want := range []string{
 		"admin yours admin – valid yes 2026-01-02 03:04:05 UTC by cli:ann never 2026-01-03", "key_old " + hostile + " reader – expired no", "key_rot producer acme replaced by key_new yes",
@@ -136,8 +135,7 @@ func formIDOf(d document) string {
 // pages, last views and the activity log do not have it. The form sent again gets 409 and creates
 // no key.
 func TestCreateKey(t *testing.T) {
-	t.Parallel()
-	w := as(t, admin)
+	w := parallelAs(t, admin)
 	form := url.Values{
 		"form_id": {formIDOf(w.page("/ui/keys"))}, "role": {"producer"}, "tenant": {" acme "}, "name": {hostile[:20]}, "payloads": {"false"}, "days": {"30"},
 	}
@@ -174,8 +172,7 @@ func TestCreateKey(t *testing.T) {
 }
 
 func TestCreateKeyRefuses(t *testing.T) {
-	t.Parallel()
-	w := as(t, admin)
+	w := parallelAs(t, admin)
 	for problem, form := range map[string]url.Values{
 		"The form is incomplete": {"role": {"admin"}}, "must be one of": {"form_id": {"a"}}, "role": {"form_id": {"a"}, "role": {"odd"}},
 		"a producer needs one": {"form_id": {"a"}, "role": {"producer"}}, "must be 1 to 3650": {"form_id": {"a"}, "role": {"admin"}, "days": {"0"}},
@@ -211,8 +208,7 @@ func TestCreateKeyRefuses(t *testing.T) {
 }
 
 func TestRevokeKey(t *testing.T) {
-	t.Parallel()
-	w := as(t, admin)
+	w := parallelAs(t, admin)
 	answer := w.post("/ui/keys/key_old/revoke", nil)
 	require.Equal(t, "/ui/keys?done=key-revoked", answer.Header().Get("Location"))
 	require.Contains(t, w.page("/ui/keys?done=key-revoked").text, "The key is revoked")
@@ -226,8 +222,7 @@ func TestRevokeKey(t *testing.T) {
 // TestKeysOff: without a store of keys, because the API asks for none, the page names the command
 // that creates a key. Forms are refused with 409 and are not in the activity log.
 func TestKeysOff(t *testing.T) {
-	t.Parallel()
-	w := newTestConsole(t)
+	w := parallel(t)
 	w.with(func(o *httpapi.Options) { o.KeyStore = nil })
 	require.Contains(t, w.page("/ui/keys").text, "bulkaction key create --role admin --redis-url URL")
 	require.Equal(t, http.StatusConflict, w.post("/ui/keys", url.Values{"form_id": {"a"}, "role": {"admin"}}).Code)
@@ -236,8 +231,7 @@ func TestKeysOff(t *testing.T) {
 }
 
 func TestLogin(t *testing.T) {
-	t.Parallel()
-	w := as(t, auth.Principal{})
+	w := parallelAs(t, auth.Principal{})
 	answer := w.get("/ui/groups?status=FAILED")
 	require.Equal(t, http.StatusSeeOther, answer.Code)
 	require.Equal(t, "/ui/login?next=%2Fui%2Fgroups%3Fstatus%3DFAILED", answer.Header().Get("Location"))
@@ -301,8 +295,7 @@ func TestLoginFails(t *testing.T) {
 // TestSecureCookie: with the option Secure, a login sets a cookie whose name begins with __Host-
 // and which has the attribute Secure.
 func TestSecureCookie(t *testing.T) {
-	t.Parallel()
-	w := as(t, auth.Principal{})
+	w := parallelAs(t, auth.Principal{})
 	w.console.Secure = true
 	answer := w.post("/ui/login", url.Values{"key": {"admin"}})
 	require.Equal(t, "__Host-bulkaction=session-1; Path=/; Max-Age=43200; HttpOnly; Secure; SameSite=Strict", answer.Header().Get("Set-Cookie"))
@@ -311,8 +304,7 @@ func TestSecureCookie(t *testing.T) {
 // TestRevokedKey: a session ends when its key may no longer see payloads. After the key was
 // deleted, pages and forms lead to the login, event streams get 401, and nothing is cancelled.
 func TestRevokedKey(t *testing.T) {
-	t.Parallel()
-	w := as(t, operator)
+	w := parallelAs(t, operator)
 	w.page("/ui/groups")
 	changed := operator
 	changed.Payloads = false
@@ -327,8 +319,7 @@ func TestRevokedKey(t *testing.T) {
 }
 
 func TestSessionsAway(t *testing.T) {
-	t.Parallel()
-	w := as(t, operator)
+	w := parallelAs(t, operator)
 	w.sessions.err = session.ErrUnavailable
 	answer := w.get("/ui/groups")
 	require.Equal(t, http.StatusServiceUnavailable, answer.Code)
@@ -340,8 +331,7 @@ func TestSessionsAway(t *testing.T) {
 // TestOpenPagesDoNotUseSessions: requests that an open page makes by itself, a poll and an event
 // stream, do not count as uses of its session.
 func TestOpenPagesDoNotUseSessions(t *testing.T) {
-	t.Parallel()
-	w := as(t, operator)
+	w := parallelAs(t, operator)
 	w.page("/ui/groups")
 	require.Equal(t, 1, w.sessions.uses)
 	poll := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/ui/groups", nil)
@@ -359,8 +349,7 @@ func TestOpenPagesDoNotUseSessions(t *testing.T) {
 // the groups do not come in time, a page that was shown before has its last data, with 503, and
 // another one gets 504.
 func TestOneDeadlineForAPage(t *testing.T) {
-	t.Parallel()
-	w := as(t, operator)
+	w := parallelAs(t, operator)
 	w.page("/ui/groups")
 	require.False(t, w.sessions.deadline.IsZero())
 	require.Equal(t, w.sessions.deadline, w.backend.deadline)
@@ -379,8 +368,7 @@ func TestOneDeadlineForAPage(t *testing.T) {
 
 // TestWithoutKeys: without keys there is no login.
 func TestWithoutKeys(t *testing.T) {
-	t.Parallel()
-	w := newTestConsole(t)
+	w := parallel(t)
 	require.NotContains(t, w.page("/ui/").actions(), "/ui/logout")
 	require.Equal(t, "/ui/", w.get("/ui/login").Header().Get("Location"))
 	require.Equal(t, "/ui/", w.post("/ui/login", url.Values{"key": {"x"}}).Header().Get("Location"))
@@ -401,8 +389,7 @@ func TestSafeNext(t *testing.T) {
 }
 
 func TestTheme(t *testing.T) {
-	t.Parallel()
-	w := newTestConsole(t)
+	w := parallel(t)
 	require.Equal(t, "system", attribute(w.page("/ui/").all("html")[0], "data-theme"))
 	answer := w.post("/ui/theme", url.Values{"theme": {"dark"}, "next": {"/ui/groups"}})
 	require.Equal(t, "/ui/groups", answer.Header().Get("Location"))

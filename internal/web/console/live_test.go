@@ -85,8 +85,7 @@ func (s *stream) until(want func(event string, data map[string]string) bool) {
 // the page has. Then it sends a new status, an outage, all regions after the outage, and the
 // deletion of the group, which ends it.
 func TestStream(t *testing.T) {
-	t.Parallel()
-	w := newTestConsole(t)
+	w := parallel(t)
 	server := w.server()
 	s := w.follow(server, "group:running-1", "")
 	require.Equal(t, "text/event-stream", s.header.Get("Content-Type"))
@@ -126,8 +125,7 @@ func TestStream(t *testing.T) {
 }
 
 func TestTopics(t *testing.T) {
-	t.Parallel()
-	w := newTestConsole(t)
+	w := parallel(t)
 	server := w.server()
 	for topic, want := range map[string]int{
 		"overview": 200, "groups:": 200, "groups:status%3DFAILED": 200, "group:failed-1": 200,
@@ -148,8 +146,7 @@ func TestTopics(t *testing.T) {
 // another tenant, a reader can't tick it, and a key of a tenant does not see it. A stream gets 401
 // without a session, 403 without the right, and 404 for a foreign group.
 func TestStreamsAreOfTheirReaders(t *testing.T) {
-	t.Parallel()
-	w := as(t, auth.Principal{})
+	w := parallelAs(t, auth.Principal{})
 	server := w.server()
 	login := func(p auth.Principal) string { token, _ := w.sessions.Create(t.Context(), p); return token }
 	require.Equal(t, http.StatusUnauthorized, w.follow(server, "group:failed-1", "").status)
@@ -176,8 +173,7 @@ func TestStreamsAreOfTheirReaders(t *testing.T) {
 // TestReadersShareReads: for 50 readers of a group, the shared poller reads it at most three times
 // and once more each 500 ms. After the last reader has left, no topic is followed.
 func TestReadersShareReads(t *testing.T) {
-	t.Parallel()
-	w := newTestConsole(t)
+	w := parallel(t)
 	server := w.server()
 	reads := func() int {
 		w.backend.mu.Lock()
@@ -211,8 +207,7 @@ func TestReadersShareReads(t *testing.T) {
 // maxGroupTopics groups and lists, and has at most streams.Max streams. A stream beyond a limit is
 // refused, by HTTP with 429.
 func TestStreamLimits(t *testing.T) {
-	t.Parallel()
-	w := as(t, auth.Principal{})
+	w := parallelAs(t, auth.Principal{})
 	server := w.server()
 	token, _ := w.sessions.Create(t.Context(), operator)
 	var open []*stream
@@ -301,8 +296,7 @@ func TestStreamsEnd(t *testing.T) {
 // unfiltered first page of groups, and once for a list with a filter or a cursor. Two readers of
 // the tenant acme and one of globex follow two topics.
 func TestListsOfGroupsAreReadSeldom(t *testing.T) {
-	t.Parallel()
-	w := newTestConsole(t)
+	w := parallel(t)
 	for arg, want := range map[string]int{"": 3, "status=FAILED": 1, "cursor=next": 1} {
 		w.backend.queries = nil
 		read, err := groupPages{w.backend}.openList(t.Context(), arg)

@@ -49,8 +49,7 @@ func (f *fakeBackend) Audit(context.Context) (api.AuditState, error) {
 }
 
 func TestAudit(t *testing.T) {
-	t.Parallel()
-	w := as(t, reader)
+	w := parallelAs(t, reader)
 	d := w.page("/ui/audit")
 	for _, want := range []string{
 		"1,203 violations are open.", "Open violations 1,203", "Partitions without a leader 1", "Partitions never looked at 1", "Oldest look –",
@@ -90,8 +89,7 @@ func TestAudit(t *testing.T) {
 // TestAuditLooksForLostJobsRarely: three reads of the audit page's data read the audit three times,
 // and search the dead letters for the code LOST once.
 func TestAuditLooksForLostJobsRarely(t *testing.T) {
-	t.Parallel()
-	w := newTestConsole(t)
+	w := parallel(t)
 	read := auditPage{w.backend}.reader()
 	for range 3 {
 		_, err := read(auth.With(t.Context(), admin))
@@ -138,8 +136,7 @@ var manyProcesses = api.Stats{
 }
 
 func TestWorkers(t *testing.T) {
-	t.Parallel()
-	w := as(t, operator)
+	w := parallelAs(t, operator)
 	stats := statsBackend{w.backend, manyProcesses}
 	w.with(func(o *httpapi.Options) { o.Backend = stats })
 	d := w.page("/ui/workers")
@@ -177,8 +174,7 @@ func TestWorkers(t *testing.T) {
 // principal that may open the page may also follow its topic. The first event of the topic has a
 // live region of the page.
 func TestSystemTopics(t *testing.T) {
-	t.Parallel()
-	w := as(t, auth.Principal{})
+	w := parallelAs(t, auth.Principal{})
 	server := w.server()
 	for _, c := range []struct {
 		who    auth.Principal
@@ -227,8 +223,7 @@ func (l *fakeLog) Read(_ context.Context, q activity.Query) (api.ActivityList, e
 }
 
 func TestActivity(t *testing.T) {
-	t.Parallel()
-	w := as(t, admin)
+	w := parallelAs(t, admin)
 	d := w.page("/ui/activity?actor=key_a&tenant=acme&since=2026-01-02")
 	for _, want := range []string{
 		"tenant.set acme key_a operator 2026-01-02 03:04:05 UTC", `{"weight":1} → {"weight":"xxx`, "x… ui 192.0.2.1 req-1 –",

@@ -77,8 +77,7 @@ func (f *fakeBackend) callsOf(word string) (found []string) {
 // TestOverviewOfTheLastHours: the overview shows the history, the audit and the ten busiest
 // tenants. Its period is 15, 60 or 1440 minutes; 16 are refused with 422.
 func TestOverviewOfTheLastHours(t *testing.T) {
-	t.Parallel()
-	w := newTestConsole(t)
+	w := parallel(t)
 	w.backend.sound = true
 	d := w.page("/ui/")
 	for _, want := range []string{
@@ -189,8 +188,7 @@ func TestOverviewRights(t *testing.T) {
 // tenants and the failed groups once, with an interval of 1 h. After a change of the newest groups,
 // the stream sends their region alone.
 func TestOverviewReadsLittle(t *testing.T) {
-	t.Parallel()
-	w := newTestConsole(t)
+	w := parallel(t)
 	w.console.overview.history.TTL = time.Hour
 	w.console.overview.audit.TTL = time.Hour
 	w.console.overview.busiest.TTL = time.Hour

@@ -112,8 +112,7 @@ func TestSources(t *testing.T) {
 }
 
 func TestHeaders(t *testing.T) {
-	t.Parallel()
-	w := newTestConsole(t)
+	w := parallel(t)
 	want := map[string]string{
 		"Content-Security-Policy":      "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
 		"Referrer-Policy":              "no-referrer",
@@ -191,8 +190,7 @@ func TestRoles(t *testing.T) {
 
 // TestTenancy: for a key of a tenant, another tenant's group looks like one that does not exist.
 func TestTenancy(t *testing.T) {
-	t.Parallel()
-	w := as(t, globex)
+	w := parallelAs(t, globex)
 	foreign, unknown := w.get("/ui/groups/failed-1"), w.get("/ui/groups/unknown-")
 	require.Equal(t, http.StatusNotFound, foreign.Code)
 	require.Equal(t, strings.ReplaceAll(unknown.Body.String(), "unknown-", "failed-1"), foreign.Body.String())
@@ -204,8 +202,7 @@ func TestTenancy(t *testing.T) {
 // TestOverview: the overview shows figures, missing roles and failed groups, and without groups how
 // to submit one.
 func TestOverview(t *testing.T) {
-	t.Parallel()
-	w := newTestConsole(t)
+	w := parallel(t)
 	d := w.page("/ui/")
 	for _, want := range []string{
 		"Started per second 12.2", "Waiting 1,001", "Workers busy 4 of 10", "Dead letters 1,234", "Permits used 7 of 100/s",
@@ -223,8 +220,7 @@ func TestOverview(t *testing.T) {
 }
 
 func TestGroups(t *testing.T) {
-	t.Parallel()
-	w := newTestConsole(t)
+	w := parallel(t)
 	d := w.page("/ui/groups?tenant=acme&status=running")
 	require.Equal(t, api.StatusRunning, w.backend.queries[0].Status)
 	require.Equal(t, 50, w.backend.queries[0].Limit)
@@ -258,8 +254,7 @@ func TestGroups(t *testing.T) {
 }
 
 func TestGroup(t *testing.T) {
-	t.Parallel()
-	w := newTestConsole(t)
+	w := parallel(t)
 	d := w.page("/ui/groups/running-1")
 	for _, want := range []string{
 		"RUNNING paused", "Why it waits: the tenant has no permit left <b>", "Jobs per second 40", "Ends in 13 s", "Ended 50% of 1,000",
@@ -293,8 +288,7 @@ func TestWithoutPayloads(t *testing.T) {
 // TestActions: each action on groups and types is carried out, is recorded in the activity log, and
 // leads to a page that says so. A refused form is not recorded. A conflict and an outage are shown.
 func TestActions(t *testing.T) {
-	t.Parallel()
-	w := as(t, admin)
+	w := parallelAs(t, admin)
 	for path, call := range map[string]string{
 		"/ui/groups/running-1/pause": "pause running-1", "/ui/groups/running-1/resume": "resume running-1",
 		"/ui/groups/running-1/cancel": "cancel running-1", "/ui/groups/failed-1/retry": "retry failed-1",
@@ -326,8 +320,7 @@ func TestActions(t *testing.T) {
 }
 
 func TestBulkActions(t *testing.T) {
-	t.Parallel()
-	w := newTestConsole(t)
+	w := parallel(t)
 	w.backend.groups["conflict-1"] = api.Group{ID: "conflict-1", Tenant: "acme"}
 	answer := w.post("/ui/groups", url.Values{"command": {"cancel"}, "id": {"running-1", "conflict-1", "unknown", "failed-1", "running-1"}, "next": {"/ui/groups?tenant=acme"}})
 	require.Equal(t, http.StatusSeeOther, answer.Code, answer.Body.String())
@@ -352,8 +345,7 @@ func TestBulkActions(t *testing.T) {
 // TestRedisAway: while Redis is away, a page that was shown before has its last data and their
 // time, and another page says that Redis is away. The text of an unknown error is not shown.
 func TestRedisAway(t *testing.T) {
-	t.Parallel()
-	w := newTestConsole(t)
+	w := parallel(t)
 	require.Contains(t, w.page("/ui/groups").text, "running-1")
 	w.backend.err = api.ErrUnavailable
 	answer := w.get("/ui/groups")
@@ -376,8 +368,7 @@ func TestRedisAway(t *testing.T) {
 // TestLastViewsArePrivate: in an outage, a key of a tenant does not get the list of groups that an
 // admin has seen. At most maxLast views are kept.
 func TestLastViewsArePrivate(t *testing.T) {
-	t.Parallel()
-	w := as(t, admin)
+	w := parallelAs(t, admin)
 	w.page("/ui/groups")
 	w.backend.err = api.ErrUnavailable
 	w.cookie, _ = w.sessions.Create(t.Context(), acme)
@@ -408,8 +399,7 @@ func nan() float64 { z := 0.0; return z / z }
 // TestWayBackFromARefusedForm: the error page of a refused action links back to the page of the
 // action. If the action has no page, it links to the overview.
 func TestWayBackFromARefusedForm(t *testing.T) {
-	t.Parallel()
-	w := newTestConsole(t)
+	w := parallel(t)
 	for path, want := range map[string]string{
 		"/ui/types/NO%20TYPE/pause": "/ui/", "/ui/groups/conflict-1/pause": "/ui/groups/conflict-1",
 	} {
@@ -426,8 +416,7 @@ func TestWayBackFromARefusedForm(t *testing.T) {
 
 // TestLinkToTheAPI: the navigation leads to the API's document, if this address serves it.
 func TestLinkToTheAPI(t *testing.T) {
-	t.Parallel()
-	w := newTestConsole(t)
+	w := parallel(t)
 	require.Contains(t, w.get("/ui/").Body.String(), `<a href="/openapi.yaml">API</a>`)
 	w.with(func(o *httpapi.Options) { o.OnlyUI = true })
 	require.NotContains(t, w.get("/ui/").Body.String(), "/openapi.yaml")
@@ -436,8 +425,7 @@ func TestLinkToTheAPI(t *testing.T) {
 // TestCommandLinesNameTheAPI: command lines of bulkaction have --api unless the API has the default
 // address, also in live regions.
 func TestCommandLinesNameTheAPI(t *testing.T) {
-	t.Parallel()
-	w := newTestConsole(t)
+	w := parallel(t)
 	w.backend.groups = nil
 	commandsOn := func(host string) (texts []string) {
 		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+host+"/ui/groups", nil)

@@ -116,8 +116,7 @@ func (w *testConsole) withBroker() {
 }
 
 func TestRooms(t *testing.T) {
-	t.Parallel()
-	w := as(t, reader)
+	w := parallelAs(t, reader)
 	d := w.page("/ui/rooms")
 	require.Contains(t, d.text, "sale open 4,321 12 98 of 100 2 1,234 – –")
 	require.Contains(t, d.text, "closed sold out 0 0 0 of 0 0 – – –")
@@ -148,8 +147,7 @@ func TestRooms(t *testing.T) {
 }
 
 func TestRoom(t *testing.T) {
-	t.Parallel()
-	w := as(t, reader)
+	w := parallelAs(t, reader)
 	d := w.page("/ui/rooms/sale")
 	for _, want := range []string{
 		"open Users enter", "3 slots above the limit", "98 of 100", "Waiting 4,321", "Away 12", "Slots used 98", "Slots free 2", "Seats left 1,234",
@@ -185,8 +183,7 @@ func TestRoom(t *testing.T) {
 // TestRoomActions: each action of an admin makes one call of the waiting room and one entry in the
 // activity log. Malformed ones make none; an operator, a reader and a producer get 403.
 func TestRoomActions(t *testing.T) {
-	t.Parallel()
-	w := as(t, admin)
+	w := parallelAs(t, admin)
 	w.rooms.seats = true
 	type action struct{ path, call, logged string }
 	all := map[*action]url.Values{
@@ -234,8 +231,7 @@ func TestRoomActions(t *testing.T) {
 // name in the request, neither sees nor changes events. With keys, the page does not speak of
 // loopback.
 func TestRoomsAreForLoopback(t *testing.T) {
-	t.Parallel()
-	w := newTestConsole(t)
+	w := parallel(t)
 	ask := func(c *Console, method, path, peer, host string) int {
 		r := httptest.NewRequestWithContext(t.Context(), method, path, nil)
 		r.RemoteAddr, r.Host = peer, host
@@ -259,8 +255,7 @@ func TestRoomsAreForLoopback(t *testing.T) {
 }
 
 func TestRoomTopics(t *testing.T) {
-	t.Parallel()
-	w := newTestConsole(t)
+	w := parallel(t)
 	w.withBroker()
 	server := w.server()
 	for topic, want := range map[string]int{

@@ -63,8 +63,7 @@ func TestSubmit(t *testing.T) {
 // TestFormsOfAnOutageHaveTheirNames: if an outage makes a page show its last data, its form gets an
 // id of its own, and not the one of the page that was shown before.
 func TestFormsOfAnOutageHaveTheirNames(t *testing.T) {
-	t.Parallel()
-	w := newTestConsole(t)
+	w := parallel(t)
 	first := formIDOf(w.page("/ui/submit"))
 	w.backend.err = api.ErrUnavailable
 	answer := w.get("/ui/submit")

@@ -72,8 +72,7 @@ func (f *fakeBackend) ResumeTenant(_ context.Context, id string) error {
 }
 
 func TestTenants(t *testing.T) {
-	t.Parallel()
-	w := as(t, operator)
+	w := parallelAs(t, operator)
 	d := w.page("/ui/tenants")
 	require.Contains(t, d.text, "acme 4,321 12 7.2 2 7.2 of 25")
 	require.Contains(t, d.text, "globex")
@@ -108,8 +107,7 @@ func (f *fakeBackend) PreviewTenant(ctx context.Context, id string, p api.Tenant
 }
 
 func TestTenantsByLoad(t *testing.T) {
-	t.Parallel()
-	w := as(t, operator)
+	w := parallelAs(t, operator)
 	d := w.page("/ui/tenants?sort=backlog")
 	require.Equal(t, []string{"busiest 100"}, w.backend.calls)
 	require.Contains(t, d.text, "counted 2026-01-02 03:04:05 UTC")
@@ -141,8 +139,7 @@ func TestTenantsByLoad(t *testing.T) {
 // TestTenantPreview: a preview shows the typed settings in the form and what they would change. It
 // changes nothing.
 func TestTenantPreview(t *testing.T) {
-	t.Parallel()
-	w := as(t, operator)
+	w := parallelAs(t, operator)
 	for query, c := range map[string]struct{ call, text string }{
 		"rps=&weight=7&base_priority=":     {`preview acme {"rps":null,"weight":7,"base_priority":null}`, "own limit 25 → share 24 of 100/window"},
 		"rps=50&weight=2&base_priority=-3": {`preview acme {"rps":50,"weight":2,"base_priority":-3}`, "own limit 25 → 50 of 100/window, base priority 0 → -3"},
@@ -205,8 +202,7 @@ func hasAttribute(n *html.Node, name string) bool {
 // TestTenantsLive: the topics of tenants begin with what the reader may see of their pages. Of
 // three reads of a list by load, only the first one asks the backend.
 func TestTenantsLive(t *testing.T) {
-	t.Parallel()
-	w := as(t, auth.Principal{})
+	w := parallelAs(t, auth.Principal{})
 	server := w.server()
 	login := func(p auth.Principal) string { token, _ := w.sessions.Create(t.Context(), p); return token }
 	s := w.follow(server, "tenant:acme", login(operator))
@@ -243,8 +239,7 @@ func TestTenantsLive(t *testing.T) {
 }
 
 func TestTenant(t *testing.T) {
-	t.Parallel()
-	w := as(t, operator)
+	w := parallelAs(t, operator)
 	d := w.page("/ui/tenants/acme")
 	for _, want := range []string{"4,321", "12 of its 25 permits", "all tenants: 40 of 100", "5,678", "3,456 ms", "failed-1 " + hostile} {
 		require.Contains(t, d.text, want)
@@ -274,8 +269,7 @@ func TestTenant(t *testing.T) {
 }
 
 func TestTenantActions(t *testing.T) {
-	t.Parallel()
-	w := as(t, operator)
+	w := parallelAs(t, operator)
 	for _, c := range []struct {
 		path string
 		form url.Values
@@ -367,8 +361,7 @@ func nextOf(d document) string {
 }
 
 func TestDeadLetters(t *testing.T) {
-	t.Parallel()
-	w := as(t, operator)
+	w := parallelAs(t, operator)
 	d := w.page("/ui/dead-letters")
 	for _, want := range []string{"failed-1.7", "other-1.7", "error " + hostile, "1,234", "</pre><script>", hostile + " 2"} {
 		require.Contains(t, d.text, want)
@@ -397,8 +390,7 @@ func TestDeadLetters(t *testing.T) {
 // TestDeadLetterFilters: a page of dead letters has its filters in the call of the backend, in the
 // form, in the next page's link and in the live topic. Malformed filters are refused with 422.
 func TestDeadLetterFilters(t *testing.T) {
-	t.Parallel()
-	w := as(t, operator)
+	w := parallelAs(t, operator)
 	d := w.page("/ui/dead-letters?code=A%26B&tenant=acme&group=failed-1&type=NOOP&since=2026-01-02T15:04")
 	require.Len(t, w.backend.calls, 1)
 	for _, want := range []string{"code=A&B", "tenant=acme", "group=failed-1", "type=NOOP", "2026-01-02T15:04:00Z"} {
@@ -445,8 +437,7 @@ func TestDeadLetterFilters(t *testing.T) {
 // has what the reader may see. HTML ids in a row contain the id of the entry. Malformed and unknown
 // topics get 404, and a key of a tenant gets 403 for rejected messages.
 func TestLettersLive(t *testing.T) {
-	t.Parallel()
-	w := as(t, auth.Principal{})
+	w := parallelAs(t, auth.Principal{})
 	server := w.server()
 	login := func(p auth.Principal) string { token, _ := w.sessions.Create(t.Context(), p); return token }
 	first := func(topic string, who auth.Principal) map[string]string {
@@ -495,8 +486,7 @@ func TestLettersLive(t *testing.T) {
 }
 
 func TestRejected(t *testing.T) {
-	t.Parallel()
-	w := as(t, operator)
+	w := parallelAs(t, operator)
 	d := w.page("/ui/rejected")
 	for _, want := range []string{"reason " + hostile, "4,321", "0-1 none", "With data"} {
 		require.Contains(t, d.text, want)

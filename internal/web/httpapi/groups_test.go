@@ -1,16 +1,13 @@
 package httpapi_test
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -188,70 +185,6 @@ func TestResultsThatFail(t *testing.T) {
 	defer resp.Body.Close()
 	_, err = io.ReadAll(resp.Body)
 	require.Error(t, err, "an incomplete answer must not look complete")
-}
-
-func TestClientThatLeavesEndsItsStream(t *testing.T) {
-	f := apitest.NewBackend().WithGroup("g")
-	ended := make(chan error, 1)
-	f.OnResults = func(yield func([]byte) error) error {
-		line := []byte(`"` + strings.Repeat("x", 1000) + `"`)
-		for {
-			if err := yield(line); err != nil {
-				ended <- err
-				return err
-			}
-		}
-	}
-	srv := httptest.NewServer(httpapi.New(options(f)))
-	defer srv.Close()
-	resp, err := srv.Client().Get(srv.URL + "/v1/groups/g/results")
-	require.NoError(t, err)
-	_, err = bufio.NewReader(resp.Body).ReadString('\n')
-	require.NoError(t, err)
-	require.NoError(t, resp.Body.Close())
-	require.Error(t, <-ended)
-}
-
-func TestManyClientsAtOnce(t *testing.T) {
-	f := apitest.NewBackend()
-	srv := httptest.NewServer(httpapi.New(options(f)))
-	defer srv.Close()
-	var wg sync.WaitGroup
-	errs := make(chan error, 40)
-	for i := range 40 {
-		wg.Go(func() { errs <- submitAndAppend(srv, fmt.Sprintf("g-%d", i)) })
-	}
-	wg.Wait()
-	close(errs)
-	for err := range errs {
-		require.NoError(t, err)
-	}
-	require.Len(t, f.ByID, 40)
-	for id := range f.ByID {
-		require.Len(t, f.Payloads(id), 1200)
-	}
-}
-
-func submitAndAppend(srv *httptest.Server, id string) error {
-	for _, c := range []struct{ target, typ, body string }{
-		{"/v1/groups", httpapi.JSONType, `{"id":"` + id + `","type":"NOOP"}`},
-		{"/v1/groups/" + id + "/jobs", "application/x-ndjson", strings.Repeat(`{"payload":{"a":1}}`+"\n", 600)},
-		{"/v1/groups/" + id + "/jobs", "text/csv", "a\n" + strings.Repeat("1\n", 600)},
-		{"/v1/groups/" + id + "/seal", httpapi.JSONType, `{"total":1200}`},
-	} {
-		resp, err := srv.Client().Post(srv.URL+c.target, c.typ, strings.NewReader(c.body))
-		if err != nil {
-			return err
-		}
-		_, err = io.Copy(io.Discard, resp.Body)
-		if err = errors.Join(err, resp.Body.Close()); err != nil {
-			return err
-		}
-		if resp.StatusCode != http.StatusAccepted && resp.StatusCode != http.StatusOK {
-			return fmt.Errorf("%s: %s", c.target, resp.Status)
-		}
-	}
-	return nil
 }
 
 func TestDeadLetterFilters(t *testing.T) {

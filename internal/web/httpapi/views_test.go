@@ -225,14 +225,6 @@ func TestRetryChoice(t *testing.T) {
 	require.GreaterOrEqual(t, retry(`{"jobs":"1"}`).Code, 400)
 }
 
-func TestFailuresWithPayloads(t *testing.T) {
-	t.Parallel()
-	h := httpapi.New(options(apitest.NewBackend().WithGroup("g")))
-	require.Contains(t, call(t, h, "GET", "/v1/groups/g/failures?payload=true", "").Body.String(), `"payload":{"to":"a"}`)
-	require.NotContains(t, call(t, h, "GET", "/v1/groups/g/failures", "").Body.String(), "payload")
-	requireProblem(t, call(t, h, "GET", "/v1/groups/g/failures?payload=yes", ""), 422, "payload")
-}
-
 // fakeKeyStore is a store of API keys in memory.
 type fakeKeyStore struct {
 	keys []apikey.Record
