@@ -167,6 +167,38 @@ func TestGarbageOnTheIngestStream(t *testing.T) {
 	require.EqualValues(t, len(sent), st.Rejected)
 }
 
+// TestMessagesForUnknownGroups: four messages for a group that does not exist, with entry ids of
+// the year 1970, are rejected. A new message for another such group waits, and counts when that
+// group is submitted.
+func TestMessagesForUnknownGroups(t *testing.T) {
+	t.Parallel()
+	s := start(t, replicas("ingest", 0))
+	want := map[string]string{}
+	for i, m := range []message{
+		of(jobsAppend, `{"group":"nobody","jobs":[{"payload":1}]}`, "nobody"), of(groupSeal, `{"group":"nobody"}`, "nobody"),
+		of(groupSeal, `{"group":"nobody","total":2}`, "nobody"), of(groupCancel, `{"group":"nobody"}`, "nobody"),
+	} {
+		id := fmt.Sprintf("1000-%d", i)
+		require.NoError(t, s.rdb.XAdd(s.ctx(), &redis.XAddArgs{Stream: s.space.Ingest(), ID: id, Values: m.fields}).Err())
+		want[id] = m.reason
+	}
+	// A recent message for a group that does not exist stays in the stream, and does not delay
+	// other messages.
+	s.xadd(s.space.Ingest(), "type", jobsAppend, "data", `{"group":"later","jobs":[{"payload":{}}]}`)
+	s.xadd(s.space.Ingest(), "type", groupSubmit, "data", `{"id":"good","type":"NOOP","seal":true,"jobs":[{"payload":{}}]}`)
+	s.add("ingest")
+	s.api = client.NewAPI(s.url(0))
+	for id, e := range s.rejected(len(want)) {
+		require.Contains(t, want, id)
+		require.Contains(t, e["reason"], want[id])
+		require.Contains(t, e["reason"], "not found")
+	}
+	s.wait("good")
+	s.xadd(s.space.Ingest(), "type", groupSubmit, "data", `{"id":"later","type":"NOOP"}`)
+	s.xadd(s.space.Ingest(), "type", groupSeal, "data", `{"group":"later"}`)
+	require.Equal(t, api.Counts{Accepted: 1, Done: 1}, s.wait("later").Counts)
+}
+
 // hostile returns the i-th of several values that must not be in a list, set or stream of jobs:
 // texts that are not blobs, and blobs that fit no job. Some blobs name the existing group other.
 // Each 500th value is a text of 1 MiB.

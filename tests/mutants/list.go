@@ -18,7 +18,7 @@ var mutants = []mutant{
 	},
 	{
 		name: "retry-limit", promise: "a job is retried once more than its group allows",
-		file:  "internal/jobs/worker/attempt.go",
+		file:  "internal/jobs/worker/run.go",
 		edits: []edit{{"retries < r.MaxRetries:", "retries <= r.MaxRetries:"}},
 		pkg:   "./tests/integration", test: "TestRetryRunsOnlyWhatFailed",
 	},

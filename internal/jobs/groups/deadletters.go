@@ -18,17 +18,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 )
 
-// DeadLetterQuery selects a page of dead letters. An empty Tenant, Group, Type or Code matches
-// every dead letter. Since is the oldest time; the zero time sets no bound. Cursor is the one that
-// the previous page returned.
-type DeadLetterQuery struct {
-	Tenant, Group, Type, Code string
-	Since                     time.Time
-	Cursor                    string
-	Limit                     int
-}
-
-func (q DeadLetterQuery) matches(d api.DeadLetter) bool {
+func matches(q DeadLetterQuery, d api.DeadLetter) bool {
 	is := func(wanted, got string) bool { return wanted == "" || wanted == got }
 	return is(q.Tenant, d.Tenant) && is(q.Group, d.Group) && is(q.Type, d.Type) && is(q.Code, d.Code)
 }
@@ -79,7 +69,7 @@ func (s *Store) DeadLetters(ctx context.Context, q DeadLetterQuery) (api.DeadLet
 		}
 		list.Scanned++
 		size += letterSize(d)
-		if !q.matches(d) {
+		if !matches(q, d) {
 			continue
 		}
 		if !sees {

@@ -14,24 +14,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// ListQuery selects a page of groups. An empty field sets no condition.
-type ListQuery struct {
-	Tenant string
-	Status api.Status
-	Type   string // the group's, or that of one of its jobs
-	Paused *bool  // whether the group itself is paused
-	// FailedJobs selects by whether at least one job of the group has failed, in any status; nil:
-	// no condition.
-	FailedJobs *bool
-	Prefix     string    // the beginning of the id
-	Since      time.Time // the group was created then or later
-	Cursor     string
-	Limit      int
-}
-
-// list returns the ledger's list of groups that the query reads. The groups of one tenant are in
+// listFor returns the ledger's list of groups that the query reads. The groups of one tenant are in
 // one list only, by creation.
-func (q *ListQuery) list() ledger.GroupList {
+func listFor(q *ListQuery) ledger.GroupList {
 	if q.Tenant != "" {
 		return ledger.AllGroups
 	}
@@ -39,15 +24,15 @@ func (q *ListQuery) list() ledger.GroupList {
 }
 
 // selective reports whether the list may contain many groups that the query does not select.
-func (q *ListQuery) selective() bool {
-	status := q.Status != "" && q.list() != ledger.FailedGroups
-	since := !q.Since.IsZero() && q.list() != ledger.AllGroups
+func selective(q *ListQuery) bool {
+	status := q.Status != "" && listFor(q) != ledger.FailedGroups
+	since := !q.Since.IsZero() && listFor(q) != ledger.AllGroups
 	return status || since || q.Type != "" || q.Paused != nil || q.FailedJobs != nil || q.Prefix != ""
 }
 
 // selects reports whether a group with these facts fits the query's Status, Type, Paused,
 // FailedJobs and Since. The group may change after the facts were read.
-func (q *ListQuery) selects(f *ledger.GroupFacts) bool {
+func selects(q *ListQuery, f *ledger.GroupFacts) bool {
 	return (q.Status == "" || f.Status == q.Status) && (q.Type == "" || f.HasType(q.Type)) &&
 		(q.Paused == nil || f.Paused == *q.Paused) &&
 		(q.FailedJobs == nil || f.FailedJobs == *q.FailedJobs) && !f.Created.Before(q.Since.Truncate(time.Millisecond))
@@ -76,12 +61,12 @@ func (s *Store) Groups(ctx context.Context, q ListQuery) (api.GroupList, error) 
 	if q.Tenant != "" {
 		parts = []keyspace.Partition{s.space.OfTenant(q.Tenant)}
 	}
-	read := ledger.GroupRange{List: q.list(), Tenant: q.Tenant, Since: q.Since}
+	read := ledger.GroupRange{List: listFor(&q), Tenant: q.Tenant, Since: q.Since}
 	if read.Before, err = parseCursor(read.List, q.Cursor); err != nil {
 		return list, err
 	}
 	step := q.Limit
-	if q.selective() {
+	if selective(&q) {
 		step = max(step, scanPage)
 	}
 	for len(list.Groups) < q.Limit {
@@ -190,7 +175,7 @@ func (s *Store) choose(
 	ctx context.Context, page []listedGroup, q *ListQuery, limit int,
 ) (found []api.Group, scanned int, err error) {
 	selected := page
-	if q.selective() {
+	if selective(q) {
 		if selected, err = s.selected(ctx, page, q); err != nil {
 			return nil, 0, err
 		}
@@ -228,7 +213,7 @@ func (s *Store) selected(ctx context.Context, page []listedGroup, q *ListQuery) 
 	selected := make(map[string]bool, len(page))
 	for i := range facts {
 		for k := range facts[i] {
-			selected[ids[i][k]] = q.selects(&facts[i][k])
+			selected[ids[i][k]] = selects(q, &facts[i][k])
 		}
 	}
 	return slices.DeleteFunc(slices.Clone(page), func(g listedGroup) bool { return !selected[g.ID] }), err

@@ -88,14 +88,6 @@ func eachOf[T any](
 	return apiError(err)
 }
 
-// FailureQuery selects the failed jobs of a group; with a Limit, only a page of them.
-type FailureQuery struct {
-	Code     string // "": any
-	Payloads bool   // with the payloads of the jobs, if the principal may see them
-	Cursor   string // of a page: where the page before ended
-	Limit    int    // 0: all
-}
-
 const (
 	failureStep     = 500     // records that one step of a page reads
 	maxFailureSteps = 10      // steps of a page

@@ -229,21 +229,3 @@ func (b backend) Append(ctx context.Context, group string, jobs []messages.Job, 
 	defer request.End()
 	return b.Store.Append(ctx, group, jobs, o.RequestID, groups.Origin{TraceParent: o.TraceParent, At: time.Now()})
 }
-
-func (b backend) Jobs(ctx context.Context, group string, q httpapi.JobQuery) (api.JobList, error) {
-	return b.Store.Jobs(ctx, group, groups.JobQuery(q))
-}
-
-func (b backend) DeadLetters(ctx context.Context, q httpapi.DeadLetterQuery) (api.DeadLetterList, error) {
-	return b.Store.DeadLetters(ctx, groups.DeadLetterQuery(q))
-}
-
-func (b backend) Groups(ctx context.Context, q httpapi.ListQuery) (api.GroupList, error) {
-	return b.Store.Groups(ctx, groups.ListQuery(q))
-}
-
-func (b backend) Failures(
-	ctx context.Context, group string, q httpapi.FailureQuery, yield func(api.Failure) error,
-) (next string, err error) {
-	return b.Store.Failures(ctx, group, groups.FailureQuery(q), yield)
-}

@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -10,9 +11,13 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
+	"time"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/guard"
+	"github.com/bulkaction/bulkaction/internal/access/apikey"
+	"github.com/bulkaction/bulkaction/internal/access/auth"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/web"
 )
@@ -265,4 +270,178 @@ func controlGuard(s *server, do guard.Action) web.Handler {
 		accept(w, api.GuardAction{Guard: name, Member: member, Action: string(do)})
 		return nil
 	}
+}
+
+// KeyStore is the store of the API keys that admins manage. *apikey.Store implements it.
+type KeyStore interface {
+	// List returns all keys, the oldest first. unusable has an error for each record that can't be
+	// read as a key.
+	List(ctx context.Context) (keys []apikey.Record, unusable []error, err error)
+	// Create stores a new key.
+	Create(ctx context.Context, r apikey.Request) (apikey.NewKey, error)
+	// Revoke deletes a key. If there is no key with this id, it returns apikey.ErrNoKey.
+	Revoke(ctx context.Context, id string) error
+}
+
+// recordedKeys is a KeyStore that writes each change to the activity log before it carries it out.
+type recordedKeys struct {
+	KeyStore
+	log Activity
+}
+
+func (k recordedKeys) Create(ctx context.Context, r apikey.Request) (created apikey.NewKey, err error) {
+	err = k.log.Do(ctx, entry("key.create", cmp.Or(r.Name, string(r.Role)), nil, r.Asked()),
+		func(ctx context.Context) (err error) {
+			created, err = k.KeyStore.Create(ctx, r)
+			return err
+		})
+	return created, err
+}
+
+func (k recordedKeys) Revoke(ctx context.Context, id string) error {
+	return k.log.Do(ctx, entry("key.revoke", id, nil, nil),
+		func(ctx context.Context) error { return k.KeyStore.Revoke(ctx, id) })
+}
+
+// keyCalls is the calls on API keys.
+type keyCalls struct{ *server }
+
+func (s keyCalls) routes() []route {
+	const keys = "/v1/keys"
+	return []route{
+		{method: http.MethodGet, path: keys, scope: auth.System, object: noTenant, serve: show(s.list),
+			query: []string{"cursor", "limit"}},
+		{method: http.MethodPost, path: keys, scope: auth.System, object: noTenant, serve: s.create},
+		{method: http.MethodDelete, path: keys + "/{id}", scope: auth.System, object: noTenant,
+			serve: showByID(s.revoke)},
+	}
+}
+
+// errNoKeys says that this API asks for no keys.
+var errNoKeys = web.NewProblem(api.Conflict,
+	"this API asks for no keys (BULKACTION_AUTH=off), so it does not manage them; `bulkaction key` does, in Redis")
+
+// list answers with a page of the keys in Redis.
+func (s keyCalls) list(r *http.Request) (api.KeyList, error) {
+	list := api.KeyList{Keys: []api.Key{}}
+	if s.KeyStore == nil {
+		return list, errNoKeys
+	}
+	cursor, limit, err := pageParams(r)
+	if err != nil {
+		return list, err
+	}
+	all, _, err := s.KeyStore.List(r.Context())
+	if err != nil {
+		return list, err
+	}
+	return KeyPage(all, cursor, limit)
+}
+
+// KeyPage returns a page of `all`, the keys that KeyStore.List has returned, and may change the
+// elements of `all`. The cursor is TIME,ID of the last key on the previous page.
+func KeyPage(all []apikey.Record, cursor string, limit int) (api.KeyList, error) {
+	list := api.KeyList{Keys: []api.Key{}}
+	after, id, ok := strings.Cut(cursor, ",")
+	from, err := time.Parse(time.RFC3339Nano, after)
+	if cursor != "" && (!ok || err != nil) {
+		return list, invalidField("cursor", "must be the cursor of an earlier page")
+	}
+	if cursor != "" {
+		all = slices.DeleteFunc(all, func(k apikey.Record) bool {
+			return cmp.Or(k.CreatedAt.Compare(from), strings.Compare(k.ID, id)) <= 0
+		})
+	}
+	if len(all) > limit {
+		all = all[:limit]
+		last := all[limit-1]
+		list.Cursor = last.CreatedAt.Format(time.RFC3339Nano) + "," + last.ID
+	}
+	for _, k := range all {
+		list.Keys = append(list.Keys, keyView(k))
+	}
+	return list, nil
+}
+
+func keyView(k apikey.Record) api.Key {
+	v := api.Key{
+		ID: k.ID, Role: string(k.Role), Tenant: k.Tenant, Payloads: k.Payloads, Name: k.Name, CreatedAt: k.CreatedAt,
+		CreatedBy: k.CreatedBy, LastUsedDay: k.LastUsedDay, ReplacedBy: k.ReplacedBy,
+	}
+	if !k.ExpiresAt.IsZero() {
+		v.ExpiresAt = &k.ExpiresAt
+	}
+	return v
+}
+
+// create serves POST /v1/keys. Only this answer has the secret of the new key.
+func (s keyCalls) create(w http.ResponseWriter, r *http.Request) error {
+	if s.KeyStore == nil {
+		return errNoKeys
+	}
+	f, err := readFields(s.server, r)
+	if err != nil {
+		return err
+	}
+	asked := api.KeyRequest{
+		Role: f.text("role"), Tenant: f.text("tenant"), Payloads: f.optionalBoolean("payloads"), Name: f.text("name"),
+	}
+	if n := f.count("expires_in_seconds"); n != nil {
+		asked.ExpiresInSeconds = *n
+	}
+	if err := f.err(); err != nil {
+		return err
+	}
+	request, err := KeyRequestOf(asked)
+	if err != nil {
+		return err
+	}
+	if p, ok := auth.From(r.Context()); ok {
+		request.CreatedBy = p.KeyID
+	}
+	var created apikey.NewKey
+	err = s.write(r.Context(), func(ctx context.Context) (err error) {
+		created, err = s.KeyStore.Create(ctx, request)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	web.WriteJSON(w, http.StatusCreated, jsonType, api.NewKey{Secret: created.Token, Key: keyView(created.Record)})
+	return nil
+}
+
+// maxKeySeconds is larger than every allowed lifetime of a key. It keeps a lifetime in nanoseconds
+// from overflowing before the exact check.
+const maxKeySeconds = 1 << 31
+
+// KeyRequestOf checks the fields of a new key by the rules of POST /v1/keys, and returns them as
+// the request to the key store.
+func KeyRequestOf(asked api.KeyRequest) (apikey.Request, error) {
+	if s := asked.ExpiresInSeconds; s < 0 || s > maxKeySeconds {
+		return apikey.Request{}, invalidField("expires_in_seconds", "must be from 60 to 315360000, or 0 for never")
+	}
+	request := apikey.Request{
+		Role: auth.Role(asked.Role), Tenant: asked.Tenant, Payloads: asked.Payloads, Name: asked.Name,
+		Lifetime: time.Duration(asked.ExpiresInSeconds) * time.Second,
+	}
+	if err := request.Check(); err != nil {
+		// The text of Check begins with the name of the field.
+		field, _, _ := strings.Cut(err.Error(), " ")
+		field = strings.TrimSuffix(field, ":")
+		if field == "expires" {
+			field = "expires_in_seconds"
+		}
+		bad := api.FieldError{Field: field, Problem: err.Error()}
+		return apikey.Request{}, web.NewProblem(api.Invalid, err.Error(), bad)
+	}
+	return request, nil
+}
+
+func (s keyCalls) revoke(ctx context.Context, id string) (api.KeyRevoked, error) {
+	if s.KeyStore == nil {
+		return api.KeyRevoked{}, errNoKeys
+	}
+	err := s.write(ctx, func(ctx context.Context) error { return s.KeyStore.Revoke(ctx, id) })
+	return api.KeyRevoked{ID: id, Revoked: true}, err
 }
