@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"net/mail"
-	stdmail "net/mail"
 	"net/textproto"
 	"os"
 	"regexp"
@@ -49,7 +48,7 @@ type Result struct {
 //	subject  text without line breaks; optional
 //	body     plain text; optional
 type Processor struct {
-	from     *stdmail.Address
+	from     *mail.Address
 	sender   string // the sender's address as the MAIL command needs it
 	idSender string // the address whose domain Message-IDs have
 	pool     *pool
@@ -61,7 +60,7 @@ func New(config Config) (*Processor, error) {
 	if err := config.Validate(); err != nil {
 		return nil, fmt.Errorf("configure e-mail: %w", err)
 	}
-	from, err := stdmail.ParseAddress(config.From)
+	from, err := mail.ParseAddress(config.From)
 	if err != nil {
 		return nil, fmt.Errorf("configure e-mail: FROM: %w", err)
 	}

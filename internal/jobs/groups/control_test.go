@@ -343,7 +343,7 @@ func TestETA(t *testing.T) {
 		return tenant.JobsPerSecond > 0
 	})
 	etas := func() map[string]*float64 {
-		l, err := w.Store.Groups(stagetest.Trusted(t), groups.ListQuery{Limit: 10})
+		l, err := w.Store.Groups(stagetest.Trusted(t), messages.ListQuery{Limit: 10})
 		require.NoError(t, err)
 		found := map[string]*float64{}
 		for _, g := range l.Groups {

@@ -18,7 +18,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 )
 
-func matches(q DeadLetterQuery, d api.DeadLetter) bool {
+func matches(q messages.DeadLetterQuery, d api.DeadLetter) bool {
 	is := func(wanted, got string) bool { return wanted == "" || wanted == got }
 	return is(q.Tenant, d.Tenant) && is(q.Group, d.Group) && is(q.Type, d.Type) && is(q.Code, d.Code)
 }
@@ -37,7 +37,7 @@ const (
 // one that may not see payloads gets them without payloads and error texts. One call looks at a
 // bounded number of dead letters and of bytes, so that a page may be short, or empty, although it
 // has a cursor.
-func (s *Store) DeadLetters(ctx context.Context, q DeadLetterQuery) (api.DeadLetterList, error) {
+func (s *Store) DeadLetters(ctx context.Context, q messages.DeadLetterQuery) (api.DeadLetterList, error) {
 	list := api.DeadLetterList{DeadLetters: []api.DeadLetter{}}
 	if _, err := ownTenant(ctx); err != nil {
 		return list, err
@@ -104,7 +104,7 @@ type letterPart struct {
 	ended  bool             // there is no entry behind those that were read
 }
 
-func newLetterScan(store *Store, parts []keyspace.Partition, q DeadLetterQuery) (*letterScan, error) {
+func newLetterScan(store *Store, parts []keyspace.Partition, q messages.DeadLetterQuery) (*letterScan, error) {
 	s := &letterScan{store: store, parts: parts, from: make([]letterPart, len(parts))}
 	if !q.Since.IsZero() {
 		s.oldest = strconv.FormatInt(q.Since.UnixMilli(), 10)

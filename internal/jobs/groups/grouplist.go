@@ -16,7 +16,7 @@ import (
 
 // listFor returns the ledger's list of groups that the query reads. The groups of one tenant are in
 // one list only, by creation.
-func listFor(q *ListQuery) ledger.GroupList {
+func listFor(q *messages.ListQuery) ledger.GroupList {
 	if q.Tenant != "" {
 		return ledger.AllGroups
 	}
@@ -24,7 +24,7 @@ func listFor(q *ListQuery) ledger.GroupList {
 }
 
 // selective reports whether the list may contain many groups that the query does not select.
-func selective(q *ListQuery) bool {
+func selective(q *messages.ListQuery) bool {
 	status := q.Status != "" && listFor(q) != ledger.FailedGroups
 	since := !q.Since.IsZero() && listFor(q) != ledger.AllGroups
 	return status || since || q.Type != "" || q.Paused != nil || q.FailedJobs != nil || q.Prefix != ""
@@ -32,7 +32,7 @@ func selective(q *ListQuery) bool {
 
 // selects reports whether a group with these facts fits the query's Status, Type, Paused,
 // FailedJobs and Since. The group may change after the facts were read.
-func selects(q *ListQuery, f *ledger.GroupFacts) bool {
+func selects(q *messages.ListQuery, f *ledger.GroupFacts) bool {
 	return (q.Status == "" || f.Status == q.Status) && (q.Type == "" || f.HasType(q.Type)) &&
 		(q.Paused == nil || f.Paused == *q.Paused) &&
 		(q.FailedJobs == nil || f.FailedJobs == *q.FailedJobs) && !f.Created.Before(q.Since.Truncate(time.Millisecond))
@@ -50,7 +50,7 @@ const scanPage = 500
 // cursor names the last group that Groups has looked at, so new groups neither shift nor repeat a
 // page. The page may be short, or empty, although it has a cursor: one call looks at about
 // maxScanned groups at most. A principal of one tenant gets the groups of this tenant.
-func (s *Store) Groups(ctx context.Context, q ListQuery) (api.GroupList, error) {
+func (s *Store) Groups(ctx context.Context, q messages.ListQuery) (api.GroupList, error) {
 	list := api.GroupList{Groups: []api.Group{}}
 	_, tenant, err := callFor(ctx, q.Tenant)
 	if err != nil {
@@ -172,7 +172,7 @@ func mergeNewest(found [][]listedGroup, limit int) []listedGroup {
 // of the page it has looked at. It leaves out groups that were deleted, or whose status has
 // changed, before they were read in full.
 func (s *Store) choose(
-	ctx context.Context, page []listedGroup, q *ListQuery, limit int,
+	ctx context.Context, page []listedGroup, q *messages.ListQuery, limit int,
 ) (found []api.Group, scanned int, err error) {
 	selected := page
 	if selective(q) {
@@ -198,7 +198,7 @@ func (s *Store) choose(
 }
 
 // selected returns the groups of a page that a query selects.
-func (s *Store) selected(ctx context.Context, page []listedGroup, q *ListQuery) ([]listedGroup, error) {
+func (s *Store) selected(ctx context.Context, page []listedGroup, q *messages.ListQuery) ([]listedGroup, error) {
 	if q.Prefix != "" {
 		page = slices.DeleteFunc(slices.Clone(page), func(g listedGroup) bool {
 			return !strings.HasPrefix(g.ID, q.Prefix)

@@ -22,7 +22,7 @@ import (
 
 // eachFailure calls yield for the failures of group g that q selects, until yield returns an error.
 // q has no limit, so that one call reads all.
-func eachFailure(ctx context.Context, w *stagetest.World, q groups.FailureQuery, yield func(api.Failure) error) error {
+func eachFailure(ctx context.Context, w *stagetest.World, q messages.FailureQuery, yield func(api.Failure) error) error {
 	_, err := w.Store.Failures(ctx, "g", q, yield)
 	return err
 }
@@ -53,7 +53,7 @@ func withFailures(t testing.TB, n, every int) *stagetest.World {
 func TestFailuresArePaged(t *testing.T) {
 	t.Parallel()
 	w := withFailures(t, 12_000, 2)
-	pages := func(q groups.FailureQuery) (ordinals []int64, calls int) {
+	pages := func(q messages.FailureQuery) (ordinals []int64, calls int) {
 		for {
 			found := 0
 			next, err := w.Store.Failures(stagetest.Trusted(t), "g", q, func(f api.Failure) error {
@@ -69,24 +69,24 @@ func TestFailuresArePaged(t *testing.T) {
 			}
 		}
 	}
-	all, calls := pages(groups.FailureQuery{Limit: 1000})
+	all, calls := pages(messages.FailureQuery{Limit: 1000})
 	require.Len(t, all, 6000)
 	require.Equal(t, 7, calls)
 	for i, ordinal := range all {
 		require.Equal(t, int64(2*i), ordinal)
 	}
-	gone, _ := pages(groups.FailureQuery{Limit: 7, Code: "GONE"})
+	gone, _ := pages(messages.FailureQuery{Limit: 7, Code: "GONE"})
 	require.Len(t, gone, 3000)
 	require.Equal(t, []int64{2, 6, 10}, gone[:3])
-	none, calls := pages(groups.FailureQuery{Limit: 7, Code: "OTHER"})
+	none, calls := pages(messages.FailureQuery{Limit: 7, Code: "OTHER"})
 	require.Empty(t, none)
 	require.Equal(t, 2, calls, "one call looks at 5,000 records")
 
 	found := 0
-	require.NoError(t, eachFailure(stagetest.Trusted(t), w, groups.FailureQuery{Code: "GONE"}, func(api.Failure) error { found++; return nil }))
+	require.NoError(t, eachFailure(stagetest.Trusted(t), w, messages.FailureQuery{Code: "GONE"}, func(api.Failure) error { found++; return nil }))
 	require.Equal(t, 3000, found)
 	for _, cursor := range []string{"x", "-1", "10000001"} {
-		_, err := w.Store.Failures(stagetest.Trusted(t), "g", groups.FailureQuery{Limit: 1, Cursor: cursor}, nil)
+		_, err := w.Store.Failures(stagetest.Trusted(t), "g", messages.FailureQuery{Limit: 1, Cursor: cursor}, nil)
 		require.ErrorContains(t, err, "cursor", cursor)
 	}
 }
@@ -262,7 +262,7 @@ func BenchmarkFailedGroups(b *testing.B) {
 		require.NoError(b, err)
 	}
 	for b.Loop() {
-		l, err := w.Store.Groups(ctx, groups.ListQuery{Status: api.StatusFailed, Limit: 50})
+		l, err := w.Store.Groups(ctx, messages.ListQuery{Status: api.StatusFailed, Limit: 50})
 		require.NoError(b, err)
 		require.Len(b, l.Groups, 50)
 	}
@@ -288,22 +288,22 @@ func TestListIsFiltered(t *testing.T) {
 	require.NoError(t, w.Conn.Cmd.HSet(ctx, w.Space.OfTenant("acme").Group("mail-1"), "failed", 1).Err())
 	yes, no := true, false
 	for name, c := range map[string]struct {
-		query groups.ListQuery
+		query messages.ListQuery
 		want  []string
 	}{
-		"type, also of a job":           {groups.ListQuery{Type: "T"}, []string{"mail-2", "mail-1", "promo-1"}},
-		"unknown type":                  {groups.ListQuery{Type: "X"}, nil},
-		"paused":                        {groups.ListQuery{Paused: &yes}, []string{"promo-2"}},
-		"not paused":                    {groups.ListQuery{Paused: &no}, []string{"mail-2", "mail-1", "promo-1"}},
-		"with failed jobs":              {groups.ListQuery{FailedJobs: &yes}, []string{"mail-1"}},
-		"without failed jobs":           {groups.ListQuery{FailedJobs: &no}, []string{"mail-2", "promo-2", "promo-1"}},
-		"prefix":                        {groups.ListQuery{Prefix: "promo"}, []string{"promo-2", "promo-1"}},
-		"whole id":                      {groups.ListQuery{Prefix: "mail-1"}, []string{"mail-1"}},
-		"since":                         {groups.ListQuery{Since: time.UnixMilli(2000)}, []string{"mail-2", "mail-1", "promo-2"}},
-		"since within a millisecond":    {groups.ListQuery{Since: time.UnixMilli(2000).Add(time.Microsecond)}, []string{"mail-2", "mail-1", "promo-2"}},
-		"since, by status":              {groups.ListQuery{Since: time.UnixMilli(3000), Status: created}, []string{"mail-2", "mail-1"}},
-		"since, by status and a tenant": {groups.ListQuery{Since: time.UnixMilli(3000), Status: created, Tenant: "acme"}, []string{"mail-1"}},
-		"all":                           {groups.ListQuery{Type: "T", Paused: &no, Prefix: "m", Status: created, Since: time.UnixMilli(1), Tenant: "acme"}, []string{"mail-1"}},
+		"type, also of a job":           {messages.ListQuery{Type: "T"}, []string{"mail-2", "mail-1", "promo-1"}},
+		"unknown type":                  {messages.ListQuery{Type: "X"}, nil},
+		"paused":                        {messages.ListQuery{Paused: &yes}, []string{"promo-2"}},
+		"not paused":                    {messages.ListQuery{Paused: &no}, []string{"mail-2", "mail-1", "promo-1"}},
+		"with failed jobs":              {messages.ListQuery{FailedJobs: &yes}, []string{"mail-1"}},
+		"without failed jobs":           {messages.ListQuery{FailedJobs: &no}, []string{"mail-2", "promo-2", "promo-1"}},
+		"prefix":                        {messages.ListQuery{Prefix: "promo"}, []string{"promo-2", "promo-1"}},
+		"whole id":                      {messages.ListQuery{Prefix: "mail-1"}, []string{"mail-1"}},
+		"since":                         {messages.ListQuery{Since: time.UnixMilli(2000)}, []string{"mail-2", "mail-1", "promo-2"}},
+		"since within a millisecond":    {messages.ListQuery{Since: time.UnixMilli(2000).Add(time.Microsecond)}, []string{"mail-2", "mail-1", "promo-2"}},
+		"since, by status":              {messages.ListQuery{Since: time.UnixMilli(3000), Status: created}, []string{"mail-2", "mail-1"}},
+		"since, by status and a tenant": {messages.ListQuery{Since: time.UnixMilli(3000), Status: created, Tenant: "acme"}, []string{"mail-1"}},
+		"all":                           {messages.ListQuery{Type: "T", Paused: &no, Prefix: "m", Status: created, Since: time.UnixMilli(1), Tenant: "acme"}, []string{"mail-1"}},
 	} {
 		for limit := range 4 {
 			c.query.Limit, c.query.Cursor = limit+1, ""
@@ -337,14 +337,14 @@ func TestListByStatus(t *testing.T) {
 		require.NoError(t, w.Conn.Cmd.ZAdd(ctx, p.Failed(), redis.Z{Score: float64(100 - i), Member: id}).Err())
 	}
 	require.NoError(t, w.Conn.Cmd.HSet(ctx, p.Group("g1"), "status", "CREATED").Err(), "it was retried meanwhile")
-	page, err := w.Store.Groups(ctx, groups.ListQuery{Status: api.StatusFailed, Limit: 2})
+	page, err := w.Store.Groups(ctx, messages.ListQuery{Status: api.StatusFailed, Limit: 2})
 	require.NoError(t, err)
 	require.Equal(t, []string{"g0", "g2"}, []string{page.Groups[0].ID, page.Groups[1].ID})
 	require.Equal(t, 3, page.Scanned)
-	next, err := w.Store.Groups(ctx, groups.ListQuery{Status: api.StatusFailed, Limit: 9, Cursor: page.Cursor})
+	next, err := w.Store.Groups(ctx, messages.ListQuery{Status: api.StatusFailed, Limit: 9, Cursor: page.Cursor})
 	require.NoError(t, err)
 	require.Len(t, next.Groups, 2)
-	for _, q := range []groups.ListQuery{{Limit: 2, Cursor: page.Cursor}, {Limit: 2, Status: created, Cursor: page.Cursor}} {
+	for _, q := range []messages.ListQuery{{Limit: 2, Cursor: page.Cursor}, {Limit: 2, Status: created, Cursor: page.Cursor}} {
 		_, err = w.Store.Groups(ctx, q)
 		var invalid *messages.ValidationError
 		require.ErrorAs(t, err, &invalid)

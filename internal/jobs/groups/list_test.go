@@ -49,7 +49,7 @@ func TestListIsPaged(t *testing.T) {
 		}
 	}
 	slices.SortFunc(all, func(a, b created) int { return cmp.Or(cmp.Compare(b.ms, a.ms), cmp.Compare(b.id, a.id)) })
-	list := func(q groups.ListQuery) (ids []string) {
+	list := func(q messages.ListQuery) (ids []string) {
 		t.Helper()
 		for {
 			page, err := w.Store.Groups(stagetest.Trusted(t), q)
@@ -75,31 +75,31 @@ func TestListIsPaged(t *testing.T) {
 	}
 	everyone := func(string) bool { return true }
 	for _, limit := range []int{1, 2, 3, 7, 19, 20, 59, 60, 61} {
-		require.Equal(t, ids(everyone), list(groups.ListQuery{Limit: limit}), "pages of %d", limit)
+		require.Equal(t, ids(everyone), list(messages.ListQuery{Limit: limit}), "pages of %d", limit)
 	}
-	require.Equal(t, ids(func(id string) bool { return w.Group(id).Tenant == "t3" }), list(groups.ListQuery{Limit: 2, Tenant: "t3"}))
+	require.Equal(t, ids(func(id string) bool { return w.Group(id).Tenant == "t3" }), list(messages.ListQuery{Limit: 2, Tenant: "t3"}))
 
 	for _, id := range []string{"g5", "g17", "g42"} {
 		_, err := w.Store.Cancel(stagetest.Trusted(t), id)
 		require.NoError(t, err)
 	}
 	cancelled := func(id string) bool { return id == "g5" || id == "g17" || id == "g42" }
-	require.Equal(t, ids(cancelled), list(groups.ListQuery{Limit: 2, Status: api.StatusCancelled}))
-	require.Equal(t, ids(func(id string) bool { return !cancelled(id) }), list(groups.ListQuery{Limit: 10, Status: api.StatusCreated}))
-	require.Empty(t, list(groups.ListQuery{Limit: 10, Status: api.StatusFailed}))
+	require.Equal(t, ids(cancelled), list(messages.ListQuery{Limit: 2, Status: api.StatusCancelled}))
+	require.Equal(t, ids(func(id string) bool { return !cancelled(id) }), list(messages.ListQuery{Limit: 10, Status: api.StatusCreated}))
+	require.Empty(t, list(messages.ListQuery{Limit: 10, Status: api.StatusFailed}))
 
 	// Deleted and new groups disturb no page.
-	page, err := w.Store.Groups(stagetest.Trusted(t), groups.ListQuery{Limit: 10})
+	page, err := w.Store.Groups(stagetest.Trusted(t), messages.ListQuery{Limit: 10})
 	require.NoError(t, err)
 	gone := all[15].id
 	p := w.Space.OfTenant(w.Group(gone).Tenant)
 	require.NoError(t, w.Conn.Cmd.Del(stagetest.Trusted(t), p.Group(gone)).Err())
 	_, err = w.Store.Submit(stagetest.Trusted(t), &messages.SubmitGroup{ID: "new", Type: "T"}, now)
 	require.NoError(t, err)
-	require.Equal(t, slices.DeleteFunc(ids(everyone)[10:], func(id string) bool { return id == gone }), list(groups.ListQuery{Limit: 4, Cursor: page.Cursor}))
+	require.Equal(t, slices.DeleteFunc(ids(everyone)[10:], func(id string) bool { return id == gone }), list(messages.ListQuery{Limit: 4, Cursor: page.Cursor}))
 
 	for _, cursor := range []string{"x", "1", "1.", "1.{}", ".g", "99999999999999999999.g"} {
-		_, err := w.Store.Groups(stagetest.Trusted(t), groups.ListQuery{Limit: 1, Cursor: cursor})
+		_, err := w.Store.Groups(stagetest.Trusted(t), messages.ListQuery{Limit: 1, Cursor: cursor})
 		var invalid *messages.ValidationError
 		require.ErrorAs(t, err, &invalid, cursor)
 	}
@@ -120,12 +120,12 @@ func TestListByStatusIsBounded(t *testing.T) {
 	}
 	require.NoError(t, w.Conn.Cmd.ZAdd(stagetest.Trusted(t), p.Groups(), newer...).Err())
 
-	first, err := w.Store.Groups(stagetest.Trusted(t), groups.ListQuery{Limit: 10, Status: api.StatusCancelled})
+	first, err := w.Store.Groups(stagetest.Trusted(t), messages.ListQuery{Limit: 10, Status: api.StatusCancelled})
 	require.NoError(t, err)
 	require.Empty(t, first.Groups)
 	require.NotEmpty(t, first.Cursor)
 	require.Equal(t, 5000, first.Scanned)
-	second, err := w.Store.Groups(stagetest.Trusted(t), groups.ListQuery{Limit: 10, Status: api.StatusCancelled, Cursor: first.Cursor})
+	second, err := w.Store.Groups(stagetest.Trusted(t), messages.ListQuery{Limit: 10, Status: api.StatusCancelled, Cursor: first.Cursor})
 	require.NoError(t, err)
 	require.Len(t, second.Groups, 1)
 	require.Equal(t, "old", second.Groups[0].ID)
@@ -164,7 +164,7 @@ func TestJob(t *testing.T) {
 		require.Equal(w.T, time.Minute, retried.Until.Sub(retried.LastError.At))
 		require.Equal(w.T, []api.JobError{{Code: "DOWN", Error: "it is down", Attempt: 1, At: retried.LastError.At}}, retried.Errors)
 		require.Equal(w.T, []api.JobError{*w.Job("g", 1).LastError}, w.Job("g", 1).Errors)
-		list, err := w.Store.Jobs(ctx, "g", groups.JobQuery{Limit: 10})
+		list, err := w.Store.Jobs(ctx, "g", messages.JobQuery{Limit: 10})
 		require.NoError(w.T, err)
 		require.Equal(w.T, retried.LastError, list.Jobs[2].LastError)
 		require.Nil(w.T, list.Jobs[2].Errors, "a list has only the last error")
@@ -194,7 +194,7 @@ func TestResultsAndFailures(t *testing.T) {
 		done = append(done, stagetest.Decode[api.Result](t, string(result)).Ordinal)
 		return nil
 	}))
-	require.NoError(t, eachFailure(stagetest.Trusted(t), w, groups.FailureQuery{}, func(f api.Failure) error {
+	require.NoError(t, eachFailure(stagetest.Trusted(t), w, messages.FailureQuery{}, func(f api.Failure) error {
 		require.Equal(t, "BOOM", f.Code)
 		failed = append(failed, f.Ordinal)
 		return nil
@@ -209,7 +209,7 @@ func TestResultsAndFailures(t *testing.T) {
 
 	stop := fmt.Errorf("enough")
 	require.ErrorIs(t, w.Store.Results(stagetest.Trusted(t), "g", func([]byte) error { return stop }), stop)
-	require.ErrorIs(t, eachFailure(stagetest.Trusted(t), w, groups.FailureQuery{}, func(api.Failure) error { return stop }), stop)
+	require.ErrorIs(t, eachFailure(stagetest.Trusted(t), w, messages.FailureQuery{}, func(api.Failure) error { return stop }), stop)
 }
 
 // TestFailuresWithPayloads: the method Failures gives the failed jobs' payloads if asked, also
@@ -225,7 +225,7 @@ func TestFailuresWithPayloads(t *testing.T) {
 		ctx := context.WithoutCancel(stagetest.Trusted(w.T))
 		payloads := func(asked bool) []string {
 			got := make([]string, 3)
-			require.NoError(w.T, eachFailure(ctx, w, groups.FailureQuery{Payloads: asked}, func(f api.Failure) error {
+			require.NoError(w.T, eachFailure(ctx, w, messages.FailureQuery{Payloads: asked}, func(f api.Failure) error {
 				got[f.Ordinal] = string(f.Payload)
 				return nil
 			}))
@@ -419,7 +419,7 @@ func TestPartitionsAreAskedTogether(t *testing.T) {
 	conn.Cmd.AddHook(asked)
 	store := groups.New(groups.Config{}, conn, w.Space, w.Tel, reducer.NewRegistry(), nil)
 	var got []string
-	for q := (groups.ListQuery{Limit: 20}); ; {
+	for q := (messages.ListQuery{Limit: 20}); ; {
 		page, err := store.Groups(ctx, q)
 		require.NoError(t, err)
 		if q.Cursor == "" {

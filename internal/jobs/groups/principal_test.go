@@ -38,7 +38,7 @@ func TestCallsNeedAPrincipal(t *testing.T) {
 			"append":        func() error { return w.Store.Append(ctx, "g", stagetest.Numbered(1), "r", now) },
 			"group":         func() error { _, err := w.Store.Group(ctx, "g"); return err },
 			"cancel":        func() error { _, err := w.Store.Cancel(ctx, "g"); return err },
-			"groups":        func() error { _, err := w.Store.Groups(ctx, groups.ListQuery{Limit: 1, Tenant: "acme"}); return err },
+			"groups":        func() error { _, err := w.Store.Groups(ctx, messages.ListQuery{Limit: 1, Tenant: "acme"}); return err },
 			"results":       func() error { return w.Store.Results(ctx, "g", func([]byte) error { return nil }) },
 			"tenant":        func() error { _, err := w.Store.Tenant(ctx, "acme"); return err },
 			"preview":       func() error { _, err := w.Store.PreviewTenant(ctx, "acme", api.TenantPatch{}); return err },
@@ -46,7 +46,7 @@ func TestCallsNeedAPrincipal(t *testing.T) {
 			"pause tenant":  func() error { return w.Store.PauseTenant(ctx, "acme") },
 			"resume tenant": func() error { return w.Store.ResumeTenant(ctx, "acme") },
 			"tenants":       func() error { _, err := w.Store.Tenants(ctx, "", 1, false); return err },
-			"dead letters":  func() error { _, err := w.Store.DeadLetters(ctx, groups.DeadLetterQuery{Limit: 1}); return err },
+			"dead letters":  func() error { _, err := w.Store.DeadLetters(ctx, messages.DeadLetterQuery{Limit: 1}); return err },
 			"rejected":      func() error { _, err := w.Store.Rejected(ctx, "", 1, true); return err },
 		}
 		for name, call := range calls {
@@ -129,7 +129,7 @@ func TestListsShowWhatIsTheCallers(t *testing.T) {
 		_, err := w.Store.Submit(stagetest.Trusted(t), submission(fmt.Sprint("g", i), tenant), now)
 		require.NoError(t, err)
 	}
-	list := func(ctx context.Context, q groups.ListQuery) (ids []string, err error) {
+	list := func(ctx context.Context, q messages.ListQuery) (ids []string, err error) {
 		q.Limit = 10
 		l, err := w.Store.Groups(ctx, q)
 		for _, g := range l.Groups {
@@ -139,10 +139,10 @@ func TestListsShowWhatIsTheCallers(t *testing.T) {
 	}
 	for _, role := range []auth.Role{auth.Producer, auth.Reader} {
 		acme := as(t, role, "acme")
-		ids, err := list(acme, groups.ListQuery{Status: api.StatusCreated})
+		ids, err := list(acme, messages.ListQuery{Status: api.StatusCreated})
 		require.NoError(t, err)
 		require.ElementsMatch(t, []string{"g0", "g2"}, ids)
-		_, err = list(acme, groups.ListQuery{Tenant: "globex"})
+		_, err = list(acme, messages.ListQuery{Tenant: "globex"})
 		require.ErrorIs(t, err, api.ErrTenant)
 		tenants, err := w.Store.Tenants(acme, "", 10, true)
 		require.NoError(t, err)
@@ -158,7 +158,7 @@ func TestListsShowWhatIsTheCallers(t *testing.T) {
 		require.ErrorIs(t, err, api.ErrNotAllowed)
 	}
 	for _, ctx := range []context.Context{as(t, auth.Operator, ""), as(t, auth.Producer, auth.AllTenants)} {
-		ids, err := list(ctx, groups.ListQuery{})
+		ids, err := list(ctx, messages.ListQuery{})
 		require.NoError(t, err)
 		require.Len(t, ids, 4)
 	}
@@ -182,19 +182,19 @@ func TestDeadLettersOfATenant(t *testing.T) {
 	_, err := pipe.Exec(t.Context())
 	require.NoError(t, err)
 	acme := as(t, auth.Producer, "acme")
-	first, err := w.Store.DeadLetters(acme, groups.DeadLetterQuery{Limit: 2})
+	first, err := w.Store.DeadLetters(acme, messages.DeadLetterQuery{Limit: 2})
 	require.NoError(t, err)
 	require.Empty(t, first.DeadLetters)
 	require.NotEmpty(t, first.Cursor)
-	second, err := w.Store.DeadLetters(acme, groups.DeadLetterQuery{Cursor: first.Cursor, Limit: 2})
+	second, err := w.Store.DeadLetters(acme, messages.DeadLetterQuery{Cursor: first.Cursor, Limit: 2})
 	require.NoError(t, err)
 	require.Len(t, second.DeadLetters, 2)
-	third, err := w.Store.DeadLetters(acme, groups.DeadLetterQuery{Cursor: second.Cursor, Limit: 2})
+	third, err := w.Store.DeadLetters(acme, messages.DeadLetterQuery{Cursor: second.Cursor, Limit: 2})
 	require.NoError(t, err)
 	require.Len(t, third.DeadLetters, 1)
 	require.Empty(t, third.Cursor)
 	require.Equal(t, "acme", third.DeadLetters[0].Tenant)
-	_, err = w.Store.DeadLetters(acme, groups.DeadLetterQuery{Cursor: "x", Limit: 2})
+	_, err = w.Store.DeadLetters(acme, messages.DeadLetterQuery{Cursor: "x", Limit: 2})
 	require.Error(t, err)
 }
 
@@ -243,9 +243,9 @@ func everything(ctx context.Context, t *testing.T, w *stagetest.World) string {
 	for i := range int64(3) {
 		add(w.Store.Job(ctx, "g", i))
 	}
-	add(w.Store.Jobs(ctx, "g", groups.JobQuery{Limit: 10}))
+	add(w.Store.Jobs(ctx, "g", messages.JobQuery{Limit: 10}))
 	add(w.Store.Why(ctx, "g"))
-	add(w.Store.DeadLetters(ctx, groups.DeadLetterQuery{Limit: 10}))
+	add(w.Store.DeadLetters(ctx, messages.DeadLetterQuery{Limit: 10}))
 	results := 0
 	require.NoError(t, w.Store.Results(ctx, "g", func(result []byte) error {
 		results++
@@ -253,7 +253,7 @@ func everything(ctx context.Context, t *testing.T, w *stagetest.World) string {
 		return nil
 	}))
 	require.Equal(t, 1, results)
-	require.NoError(t, eachFailure(ctx, w, groups.FailureQuery{Payloads: true}, func(f api.Failure) error {
+	require.NoError(t, eachFailure(ctx, w, messages.FailureQuery{Payloads: true}, func(f api.Failure) error {
 		add(f, nil)
 		return nil
 	}))

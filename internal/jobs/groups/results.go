@@ -99,7 +99,7 @@ const (
 // may be short, or empty, although there is one: one call looks at failureStep · maxFailureSteps
 // records at most. It stops at an error of yield and returns it.
 func (s *Store) Failures(
-	ctx context.Context, id string, q FailureQuery, yield func(api.Failure) error,
+	ctx context.Context, id string, q messages.FailureQuery, yield func(api.Failure) error,
 ) (next string, err error) {
 	show := func(e ledger.JobError) (size int, err error) {
 		f, err := s.failure(ctx, id, &e, q.Payloads)
@@ -142,7 +142,7 @@ func (s *Store) failure(ctx context.Context, id string, e *ledger.JobError, payl
 // failurePage calls show with each failed job of a page, and returns the cursor of the next page.
 // show returns the size in bytes of the payload that it passed on: a page is bounded in bytes.
 func (s *Store) failurePage(
-	ctx context.Context, id string, q FailureQuery, show func(ledger.JobError) (size int, err error),
+	ctx context.Context, id string, q messages.FailureQuery, show func(ledger.JobError) (size int, err error),
 ) (next string, err error) {
 	from := int64(0)
 	if q.Cursor != "" {

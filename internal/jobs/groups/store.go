@@ -21,7 +21,6 @@ import (
 	"github.com/bulkaction/bulkaction/internal/access/auth"
 	"github.com/bulkaction/bulkaction/internal/jobs/groups/backpressure"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
-	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
@@ -41,14 +40,6 @@ type Config struct {
 	WaitReplicas int           // how many replicas must confirm a write; 0: none
 	WaitTimeout  time.Duration // the longest wait for the replicas
 }
-
-// Queries, which the API fills in and the store answers.
-type (
-	JobQuery        = messages.JobQuery
-	DeadLetterQuery = messages.DeadLetterQuery
-	ListQuery       = messages.ListQuery
-	FailureQuery    = messages.FailureQuery
-)
 
 // Store gives access to all groups of an installation.
 type Store struct {

@@ -377,31 +377,31 @@ func TestUniqueKeys(t *testing.T) {
 		require.EqualValues(w.T, 540, w.Counts("g").Accepted)
 		require.ErrorContains(w.T, w.Store.Append(ctx, "g", keyed(0, 12), "r2", now), "jobs[9] and 2 more; the other jobs of the request were added")
 
-		find := func(group string, q groups.JobQuery) []api.Job {
+		find := func(group string, q messages.JobQuery) []api.Job {
 			q.Limit = 1000
 			l, err := w.Store.Jobs(ctx, group, q)
 			require.NoError(w.T, err)
 			require.Empty(w.T, l.Cursor)
 			return l.Jobs
 		}
-		found := find("g", groups.JobQuery{Key: "539"})
+		found := find("g", messages.JobQuery{Key: "539"})
 		require.Len(w.T, found, 1)
 		require.Equal(w.T, []any{int64(539), "539", "waiting"}, []any{found[0].Ordinal, found[0].Key, found[0].State})
 		require.Equal(w.T, "539", w.Job("g", 539).Key, "why shows the key of a waiting job")
-		require.Empty(w.T, find("g", groups.JobQuery{Key: "nobody"}))
-		require.Empty(w.T, find("g", groups.JobQuery{Key: "539", State: "failed"}))
-		require.Len(w.T, find("g", groups.JobQuery{State: "waiting"}), 540)
-		page, err := w.Store.Jobs(ctx, "g", groups.JobQuery{Limit: 7, Cursor: "533"})
+		require.Empty(w.T, find("g", messages.JobQuery{Key: "nobody"}))
+		require.Empty(w.T, find("g", messages.JobQuery{Key: "539", State: "failed"}))
+		require.Len(w.T, find("g", messages.JobQuery{State: "waiting"}), 540)
+		page, err := w.Store.Jobs(ctx, "g", messages.JobQuery{Limit: 7, Cursor: "533"})
 		require.NoError(w.T, err)
 		require.Len(w.T, page.Jobs, 7)
 
 		var invalid *messages.ValidationError
-		_, err = w.Store.Jobs(ctx, "h", groups.JobQuery{Key: "1", Limit: 1})
+		_, err = w.Store.Jobs(ctx, "h", messages.JobQuery{Key: "1", Limit: 1})
 		require.ErrorAs(w.T, err, &invalid)
 		require.Equal(w.T, "key", invalid.Fields[0].Field)
-		_, err = w.Store.Jobs(ctx, "g", groups.JobQuery{Cursor: "-1", Limit: 1})
+		_, err = w.Store.Jobs(ctx, "g", messages.JobQuery{Cursor: "-1", Limit: 1})
 		require.ErrorAs(w.T, err, &invalid)
-		_, err = w.Store.Jobs(ctx, "nobody", groups.JobQuery{Limit: 1})
+		_, err = w.Store.Jobs(ctx, "nobody", messages.JobQuery{Limit: 1})
 		require.ErrorIs(w.T, err, api.ErrNotFound)
 	})
 }

@@ -286,7 +286,7 @@ func (s *Store) Job(ctx context.Context, group string, ordinal int64) (api.Job, 
 // Jobs returns a page of a group's jobs. The cursor is the ordinal at which the next page begins. A
 // call looks at a bounded number of jobs, so a page may have fewer than Limit, even none, and a
 // cursor.
-func (s *Store) Jobs(ctx context.Context, group string, q JobQuery) (api.JobList, error) {
+func (s *Store) Jobs(ctx context.Context, group string, q messages.JobQuery) (api.JobList, error) {
 	list := api.JobList{Jobs: []api.Job{}}
 	p, _, err := s.locateGroup(ctx, group)
 	if err != nil {
@@ -318,7 +318,7 @@ func (s *Store) Jobs(ctx context.Context, group string, q JobQuery) (api.JobList
 
 // jobByKey returns a list with the job that has a key, if there is one and its state is the one
 // that the query asks for. For a group without unique_keys it returns a *messages.ValidationError.
-func (s *Store) jobByKey(ctx context.Context, p keyspace.Partition, group string, q JobQuery) (api.JobList, error) {
+func (s *Store) jobByKey(ctx context.Context, p keyspace.Partition, group string, q messages.JobQuery) (api.JobList, error) {
 	list := api.JobList{Jobs: []api.Job{}}
 	ordinal, unique, err := ledger.FindKey(ctx, s.conn.Cmd, p, group, q.Key)
 	switch {

@@ -38,7 +38,7 @@ func TestDeadLetterFilters(t *testing.T) {
 			},
 		}).Err())
 	}
-	jobs := func(ctx context.Context, q groups.DeadLetterQuery) (all []string, scanned int) {
+	jobs := func(ctx context.Context, q messages.DeadLetterQuery) (all []string, scanned int) {
 		for {
 			page, err := w.Store.DeadLetters(ctx, q)
 			require.NoError(t, err)
@@ -53,20 +53,20 @@ func TestDeadLetterFilters(t *testing.T) {
 		}
 	}
 	for name, tt := range map[string]struct {
-		q    groups.DeadLetterQuery
+		q    messages.DeadLetterQuery
 		want func(i int) bool
 	}{
-		"none":   {groups.DeadLetterQuery{}, func(int) bool { return true }},
-		"tenant": {groups.DeadLetterQuery{Tenant: "t1"}, func(i int) bool { return i%4 == 1 }},
-		"group":  {groups.DeadLetterQuery{Group: "g1"}, func(i int) bool { return i%2 == 1 }},
-		"type":   {groups.DeadLetterQuery{Type: "T2"}, func(i int) bool { return i%3 == 2 }},
-		"code":   {groups.DeadLetterQuery{Code: "C3"}, func(i int) bool { return i%5 == 3 }},
-		"since":  {groups.DeadLetterQuery{Since: begin.Add(100 * time.Second)}, func(i int) bool { return i >= 100 }},
+		"none":   {messages.DeadLetterQuery{}, func(int) bool { return true }},
+		"tenant": {messages.DeadLetterQuery{Tenant: "t1"}, func(i int) bool { return i%4 == 1 }},
+		"group":  {messages.DeadLetterQuery{Group: "g1"}, func(i int) bool { return i%2 == 1 }},
+		"type":   {messages.DeadLetterQuery{Type: "T2"}, func(i int) bool { return i%3 == 2 }},
+		"code":   {messages.DeadLetterQuery{Code: "C3"}, func(i int) bool { return i%5 == 3 }},
+		"since":  {messages.DeadLetterQuery{Since: begin.Add(100 * time.Second)}, func(i int) bool { return i >= 100 }},
 		"all of them": {
-			groups.DeadLetterQuery{Tenant: "t1", Group: "g1", Type: "T0", Code: "C4", Since: begin.Add(9 * time.Second)},
+			messages.DeadLetterQuery{Tenant: "t1", Group: "g1", Type: "T0", Code: "C4", Since: begin.Add(9 * time.Second)},
 			func(i int) bool { return i%4 == 1 && i%2 == 1 && i%3 == 0 && i%5 == 4 && i >= 9 },
 		},
-		"nothing": {groups.DeadLetterQuery{Code: "X"}, func(int) bool { return false }},
+		"nothing": {messages.DeadLetterQuery{Code: "X"}, func(int) bool { return false }},
 	} {
 		var want []string
 		for i := n - 1; i >= 0; i-- {
@@ -82,9 +82,9 @@ func TestDeadLetterFilters(t *testing.T) {
 		}
 	}
 	acme := as(t, auth.Producer, "t1")
-	_, err := w.Store.DeadLetters(acme, groups.DeadLetterQuery{Tenant: "t2", Limit: 1})
+	_, err := w.Store.DeadLetters(acme, messages.DeadLetterQuery{Tenant: "t2", Limit: 1})
 	require.ErrorIs(t, err, api.ErrTenant)
-	got, _ := jobs(acme, groups.DeadLetterQuery{Group: "g0", Limit: 10})
+	got, _ := jobs(acme, messages.DeadLetterQuery{Group: "g0", Limit: 10})
 	require.Empty(t, got, "its jobs are in group g1")
 }
 
@@ -101,7 +101,7 @@ func TestDeadLettersOfManyPartitions(t *testing.T) {
 		}).Err())
 		want[job] = true
 	}
-	q := groups.DeadLetterQuery{Limit: 7}
+	q := messages.DeadLetterQuery{Limit: 7}
 	for {
 		page, err := w.Store.DeadLetters(stagetest.Trusted(t), q)
 		require.NoError(t, err)
@@ -118,7 +118,7 @@ func TestDeadLettersOfManyPartitions(t *testing.T) {
 	}
 	require.Empty(t, want)
 	for _, cursor := range []string{"x", "1-0", "1-0,", "1-0,64", "1-0,-1", "1,0", ",0", "0-0,0", "0-1,1"} {
-		_, err := w.Store.DeadLetters(stagetest.Trusted(t), groups.DeadLetterQuery{Limit: 1, Cursor: cursor})
+		_, err := w.Store.DeadLetters(stagetest.Trusted(t), messages.DeadLetterQuery{Limit: 1, Cursor: cursor})
 		require.ErrorContains(t, err, "cursor: must be one that an earlier page gave", cursor)
 	}
 }
@@ -134,7 +134,7 @@ func TestDeadLettersAreBoundedByBytes(t *testing.T) {
 			Stream: w.Space.All()[0].DeadLetters(), Values: []any{"job", "g.0", "code", "C", "payload", large},
 		}).Err())
 	}
-	q := groups.DeadLetterQuery{Limit: 1000}
+	q := messages.DeadLetterQuery{Limit: 1000}
 	first, err := w.Store.DeadLetters(stagetest.Trusted(t), q)
 	require.NoError(t, err)
 	require.Len(t, first.DeadLetters, 64)
@@ -144,7 +144,7 @@ func TestDeadLettersAreBoundedByBytes(t *testing.T) {
 	require.Len(t, second.DeadLetters, n-64)
 	require.Empty(t, second.Cursor)
 
-	none, err := w.Store.DeadLetters(stagetest.Trusted(t), groups.DeadLetterQuery{Limit: 1000, Code: "X"})
+	none, err := w.Store.DeadLetters(stagetest.Trusted(t), messages.DeadLetterQuery{Limit: 1000, Code: "X"})
 	require.NoError(t, err)
 	require.Equal(t, 64, none.Scanned)
 }

@@ -257,7 +257,7 @@ func TestMessagesWaitWhileTheBacklogIsFull(t *testing.T) {
 
 	// The backlog has space now, for exactly limit jobs.
 	stored := func() (n int) {
-		list, err := w.Store.Groups(auth.Trust(ctx), groups.ListQuery{Limit: 500})
+		list, err := w.Store.Groups(auth.Trust(ctx), messages.ListQuery{Limit: 500})
 		require.NoError(t, err)
 		for _, g := range list.Groups {
 			n += int(g.Counts.Waiting)

@@ -32,10 +32,10 @@ type Backend struct {
 	Settings   map[string]api.TenantSettings // by tenant
 	Submits    []httpapi.SubmitOptions
 	Appends    []httpapi.AppendOptions
-	Queries    []httpapi.ListQuery
+	Queries    []messages.ListQuery
 	GroupReads atomic.Int64
 	Limits     []int
-	Letters    []httpapi.DeadLetterQuery
+	Letters    []messages.DeadLetterQuery
 	SealedAt   map[string]*int64
 	Retried    api.RetryChoice // of the latest retry
 	Calls      []string        // calls that no other field records
@@ -117,7 +117,7 @@ func (f *Backend) Append(ctx context.Context, id string, jobs []messages.Job, op
 	return ctx.Err()
 }
 
-func (f *Backend) Jobs(_ context.Context, id string, q httpapi.JobQuery) (api.JobList, error) {
+func (f *Backend) Jobs(_ context.Context, id string, q messages.JobQuery) (api.JobList, error) {
 	f.Mu.Lock()
 	defer f.Mu.Unlock()
 	g, err := f.GroupByID(id)
@@ -329,7 +329,7 @@ func (f *Backend) GroupSummary(ctx context.Context, id string, _ int64) (api.Gro
 	return g, !f.LargeAggregate, err
 }
 
-func (f *Backend) Groups(_ context.Context, q httpapi.ListQuery) (api.GroupList, error) {
+func (f *Backend) Groups(_ context.Context, q messages.ListQuery) (api.GroupList, error) {
 	f.Mu.Lock()
 	defer f.Mu.Unlock()
 	f.Queries = append(f.Queries, q)
@@ -362,7 +362,7 @@ func (f *Backend) Job(_ context.Context, id string, ordinal int64) (api.Job, err
 	return api.Job{ID: fmt.Sprintf("%s.%d", id, ordinal), Group: id, Ordinal: ordinal, State: "waiting", Waiting: "fairness", Why: &api.Why{Reason: "fairness", Detail: "it waits"}}, nil
 }
 
-func (f *Backend) DeadLetters(_ context.Context, q httpapi.DeadLetterQuery) (api.DeadLetterList, error) {
+func (f *Backend) DeadLetters(_ context.Context, q messages.DeadLetterQuery) (api.DeadLetterList, error) {
 	f.Mu.Lock()
 	defer f.Mu.Unlock()
 	f.Limits = append(f.Limits, q.Limit)
@@ -422,7 +422,7 @@ var FailedAt = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
 // Failures yields two failed jobs. With the limit 1 it yields the first, and returns the cursor "1"
 // for the other.
-func (f *Backend) Failures(_ context.Context, id string, q httpapi.FailureQuery, yield func(api.Failure) error) (string, error) {
+func (f *Backend) Failures(_ context.Context, id string, q messages.FailureQuery, yield func(api.Failure) error) (string, error) {
 	if _, err := f.GroupByID(id); err != nil {
 		return "", err
 	}

@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/jobs/groups"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
+	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
@@ -112,7 +112,7 @@ func (w *World) Results() []api.Result {
 // DeadLetters returns up to 1,000 dead letters, the newest first.
 func (w *World) DeadLetters() []api.DeadLetter {
 	w.T.Helper()
-	l, err := w.Store.DeadLetters(w.ctx(), groups.DeadLetterQuery{Limit: 1000})
+	l, err := w.Store.DeadLetters(w.ctx(), messages.DeadLetterQuery{Limit: 1000})
 	require.NoError(w.T, err)
 	return l.DeadLetters
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
+	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
 
@@ -30,7 +31,7 @@ type deadLettersData struct {
 	Codes    []letterCode // of the letters on this page
 	Most     int64        // the largest number in Codes
 	More     int          // codes that Codes leaves out
-	Query    httpapi.DeadLetterQuery
+	Query    messages.DeadLetterQuery
 	Since    string // of Query, as the form has it
 	Filtered bool
 	Scanned  int
@@ -60,7 +61,7 @@ const minute = "2006-01-02T15:04"
 func (p letterPages) readDeadLetters(q url.Values) (
 	read func(context.Context) (any, error), filter url.Values, err error,
 ) {
-	query := httpapi.DeadLetterQuery{Code: q.Get("code"), Limit: lettersPage}
+	query := messages.DeadLetterQuery{Code: q.Get("code"), Limit: lettersPage}
 	for name, to := range map[string]*string{"tenant": &query.Tenant, "group": &query.Group, "type": &query.Type} {
 		if *to, err = idOf(q, name); err != nil {
 			return nil, nil, err
@@ -261,7 +262,7 @@ func (p failuresPage) download(w http.ResponseWriter, r *http.Request) {
 		p.fail(w, r, err)
 		return
 	}
-	q := httpapi.FailureQuery{Limit: downloadPage}
+	q := messages.FailureQuery{Limit: downloadPage}
 	if q.Code, err = codeOf(r.URL.Query()); err != nil {
 		p.fail(w, r, err)
 		return
@@ -290,7 +291,7 @@ func (p failuresPage) download(w http.ResponseWriter, r *http.Request) {
 
 // readFailures adds a page of failed jobs to lines as NDJSON. next is the cursor of the next page.
 func (p failuresPage) readFailures(
-	ctx context.Context, lines *bytes.Buffer, id string, q httpapi.FailureQuery,
+	ctx context.Context, lines *bytes.Buffer, id string, q messages.FailureQuery,
 ) (next string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()

@@ -41,7 +41,7 @@ type fakeBackend struct {
 	jobs    map[string][]messages.Job
 	calls   []string
 	reads   int
-	queries []httpapi.ListQuery
+	queries []messages.ListQuery
 	refuse  error // of Append
 	sound   bool  // the audit finds no violation
 	// afterPage, unless nil, is called after the first page of failed jobs was read.
@@ -106,7 +106,7 @@ func (f *fakeBackend) Group(ctx context.Context, id string) (api.Group, error) {
 	return f.group(ctx, id)
 }
 
-func (f *fakeBackend) Groups(ctx context.Context, q httpapi.ListQuery) (api.GroupList, error) {
+func (f *fakeBackend) Groups(ctx context.Context, q messages.ListQuery) (api.GroupList, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.queries = append(f.queries, q)
@@ -129,7 +129,7 @@ func (f *fakeBackend) Why(context.Context, string) (api.Why, error) {
 	return api.Why{Job: "running-1.7", Reason: api.WhyRate, Detail: "the tenant has no permit left <b>"}, nil
 }
 
-func (f *fakeBackend) Jobs(_ context.Context, group string, q httpapi.JobQuery) (api.JobList, error) {
+func (f *fakeBackend) Jobs(_ context.Context, group string, q messages.JobQuery) (api.JobList, error) {
 	return api.JobList{Jobs: []api.Job{{
 		Group: group, Ordinal: 7, State: q.State, Attempts: 1,
 		LastError: &api.JobError{Code: "PERMANENT", Error: hostile, Attempt: 1, At: created},

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/web/httpapi"
+	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
 const (
@@ -113,7 +113,7 @@ func (p groupPages) reader(id string) func(context.Context) (any, error) {
 // failedJobs returns up to failedShown failed jobs of a group. It reads only a few pages of jobs,
 // so in a large group it may miss some.
 func (p groupPages) failedJobs(ctx context.Context, id string) (failed []api.Job, err error) {
-	q := httpapi.JobQuery{State: "failed", Limit: failedShown}
+	q := messages.JobQuery{State: "failed", Limit: failedShown}
 	for range failedPages {
 		l, err := p.backend.Jobs(ctx, id, q)
 		if err != nil {

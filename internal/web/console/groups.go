@@ -12,6 +12,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
+	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
 
@@ -64,7 +65,7 @@ func (p groupPages) openList(ctx context.Context, arg string) (func(context.Cont
 func (p groupPages) readList(q url.Values) (
 	read func(context.Context) (any, error), filter url.Values, err error,
 ) {
-	query := httpapi.ListQuery{Status: api.Status(strings.ToUpper(q.Get("status"))), Limit: groupsPage}
+	query := messages.ListQuery{Status: api.Status(strings.ToUpper(q.Get("status"))), Limit: groupsPage}
 	for name, to := range map[string]*string{"tenant": &query.Tenant, "type": &query.Type, "prefix": &query.Prefix} {
 		if *to, err = idOf(q, name); err != nil {
 			return nil, nil, err

@@ -15,6 +15,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
+	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
 
@@ -38,7 +39,7 @@ func (f *fakeBackend) FailureSummary(ctx context.Context, id string) (api.Failur
 
 // Failures has two pages with one failed job each. After the first one it calls f.afterPage.
 func (f *fakeBackend) Failures(
-	ctx context.Context, id string, q httpapi.FailureQuery, yield func(api.Failure) error,
+	ctx context.Context, id string, q messages.FailureQuery, yield func(api.Failure) error,
 ) (next string, err error) {
 	if _, err := f.group(ctx, id); err != nil {
 		return "", err
@@ -152,7 +153,7 @@ func TestGroupFilters(t *testing.T) {
 	w := parallel(t)
 	d := w.page("/ui/groups?tenant=acme&status=failed&type=SEND_EMAIL&paused=false&failed_jobs=true&prefix=fail&since=2026-01-02")
 	no, yes := false, true
-	require.Equal(t, httpapi.ListQuery{
+	require.Equal(t, messages.ListQuery{
 		Tenant: "acme", Status: api.StatusFailed, Type: "SEND_EMAIL", Paused: &no, FailedJobs: &yes, Prefix: "fail",
 		Since: time.Date(2026, 1, 2, 0, 0, 0, 0, time.UTC), Limit: 50,
 	}, w.backend.queries[0])

@@ -12,6 +12,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
+	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
@@ -143,13 +144,13 @@ func (p *overviewPage) read(ctx context.Context, minutes int) (any, error) {
 	if !d.Groups {
 		return d, nil
 	}
-	newest, err := p.backend.Groups(ctx, httpapi.ListQuery{Limit: overviewGroups})
+	newest, err := p.backend.Groups(ctx, messages.ListQuery{Limit: overviewGroups})
 	if err != nil {
 		return nil, err
 	}
 	d.Newest = newest.Groups
 	d.Failures, err = p.failures.GetOr(classOf(who), func() ([]api.Group, error) {
-		l, err := p.backend.Groups(ctx, httpapi.ListQuery{Status: api.StatusFailed, Limit: overviewGroups})
+		l, err := p.backend.Groups(ctx, messages.ListQuery{Status: api.StatusFailed, Limit: overviewGroups})
 		return l.Groups, err
 	})
 	return d, err

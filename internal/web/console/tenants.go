@@ -11,6 +11,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
+	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
 
@@ -148,7 +149,7 @@ func (p tenantPages) read(ctx context.Context, id string) (tenantData, error) {
 }
 
 func (p tenantPages) groups(ctx context.Context, id string) ([]api.Group, error) {
-	l, err := p.backend.Groups(ctx, httpapi.ListQuery{Tenant: id, Limit: tenantGroups})
+	l, err := p.backend.Groups(ctx, messages.ListQuery{Tenant: id, Limit: tenantGroups})
 	return l.Groups, err
 }
 

@@ -15,7 +15,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
-	"github.com/bulkaction/bulkaction/internal/web/httpapi"
+	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
 func tenant(id string) api.Tenant {
@@ -304,7 +304,7 @@ func TestTenantActions(t *testing.T) {
 // it. For a query with a cursor, or with the type NONE, it returns no dead letter. It leaves out
 // the error and the payload of each dead letter, unless the principal has the right to see
 // payloads.
-func (f *fakeBackend) DeadLetters(ctx context.Context, q httpapi.DeadLetterQuery) (l api.DeadLetterList, err error) {
+func (f *fakeBackend) DeadLetters(ctx context.Context, q messages.DeadLetterQuery) (l api.DeadLetterList, err error) {
 	filters := ""
 	for name, value := range map[string]string{"code": q.Code, "tenant": q.Tenant, "group": q.Group, "type": q.Type} {
 		if value != "" {

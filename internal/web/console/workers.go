@@ -11,6 +11,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/access/activity"
+	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
 
@@ -207,7 +208,7 @@ func (p auditPage) reader() func(context.Context) (any, error) {
 			return nil, err
 		}
 		if time.Since(readAt) >= lostInterval {
-			l, err := p.backend.DeadLetters(ctx, httpapi.DeadLetterQuery{Code: codeLost, Limit: lostLetters})
+			l, err := p.backend.DeadLetters(ctx, messages.DeadLetterQuery{Code: codeLost, Limit: lostLetters})
 			if err != nil {
 				return nil, err
 			}

@@ -279,9 +279,9 @@ func (s *server) listGroups(r *http.Request) (l api.GroupList, err error) {
 }
 
 // groupQuery parses the query parameters of the list of groups.
-func groupQuery(r *http.Request) (q ListQuery, err error) {
+func groupQuery(r *http.Request) (q messages.ListQuery, err error) {
 	v := r.URL.Query()
-	q = ListQuery{
+	q = messages.ListQuery{
 		Tenant: v.Get("tenant"), Status: api.Status(strings.ToUpper(v.Get("status"))),
 		Type: v.Get("type"), Prefix: v.Get("prefix"),
 	}
@@ -332,7 +332,7 @@ func listJobs(b Backend) func(*http.Request) (api.JobList, error) {
 			return l, err
 		}
 		q := r.URL.Query()
-		query := JobQuery{State: q.Get("state"), Key: q.Get("key")}
+		query := messages.JobQuery{State: q.Get("state"), Key: q.Get("key")}
 		if query.Cursor, query.Limit, err = pageParams(r); err != nil {
 			return l, err
 		}
@@ -384,11 +384,3 @@ type SubmitOptions struct {
 	IdempotencyKey string
 	TraceParent    string // W3C traceparent of the request; "" when it is absent or malformed
 }
-
-// Queries, which the API fills in and the store answers.
-type (
-	JobQuery        = messages.JobQuery
-	DeadLetterQuery = messages.DeadLetterQuery
-	ListQuery       = messages.ListQuery
-	FailureQuery    = messages.FailureQuery
-)

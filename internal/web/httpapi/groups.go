@@ -256,7 +256,7 @@ func (s *server) getJob(r *http.Request) (j api.Job, err error) {
 
 func (s *server) listDeadLetters(r *http.Request) (l api.DeadLetterList, err error) {
 	q := r.URL.Query()
-	query := DeadLetterQuery{Tenant: q.Get("tenant"), Group: q.Get("group"), Type: q.Get("type"), Code: q.Get("code")}
+	query := messages.DeadLetterQuery{Tenant: q.Get("tenant"), Group: q.Get("group"), Type: q.Get("type"), Code: q.Get("code")}
 	if query.Cursor, query.Limit, err = pageParams(r); err != nil {
 		return l, err
 	}
@@ -374,7 +374,7 @@ func (s *server) streamFailures(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	query := r.URL.Query()
-	q := FailureQuery{Code: query.Get("code")}
+	q := messages.FailureQuery{Code: query.Get("code")}
 	if q.Payloads, err = boolParam(r, "payload"); err != nil {
 		return err
 	}

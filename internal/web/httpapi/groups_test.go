@@ -107,7 +107,7 @@ func TestListPassesOnItsQuery(t *testing.T) {
 	call(t, h, "GET", "/v1/groups?tenant=acme&status=running&cursor=c%2F1&limit=1000", "")
 	call(t, h, "GET", "/v1/groups?type=MAIL&paused=false&failed_jobs=true&prefix=promo-&since=2026-01-02T15:04:05Z", "")
 	no, yes := false, true
-	require.Equal(t, []httpapi.ListQuery{
+	require.Equal(t, []messages.ListQuery{
 		{Limit: 50}, {Tenant: "acme", Status: api.StatusRunning, Cursor: "c/1", Limit: 1000},
 		{Type: "MAIL", Paused: &no, FailedJobs: &yes, Prefix: "promo-", Since: time.Date(2026, 1, 2, 15, 4, 5, 0, time.UTC), Limit: 50},
 	}, f.Queries)
@@ -191,7 +191,7 @@ func TestDeadLetterFilters(t *testing.T) {
 	f := apitest.NewBackend()
 	h := httpapi.New(options(f))
 	call(t, h, "GET", "/v1/dead-letters?tenant=a&group=g&type=T&code=X&since=2026-01-02T15:04:05Z&cursor=1-2&limit=7", "")
-	require.Equal(t, []httpapi.DeadLetterQuery{{
+	require.Equal(t, []messages.DeadLetterQuery{{
 		Tenant: "a", Group: "g", Type: "T", Code: "X", Since: time.Date(2026, 1, 2, 15, 4, 5, 0, time.UTC), Cursor: "1-2", Limit: 7,
 	}}, f.Letters)
 	for query, field := range map[string]string{

@@ -85,14 +85,14 @@ type Backend interface {
 	// store may be left out; then complete is false.
 	GroupSummary(ctx context.Context, id string, maxAggregate int64) (g api.Group, complete bool, err error)
 	// Groups returns a page of groups, newest first.
-	Groups(ctx context.Context, q ListQuery) (api.GroupList, error)
+	Groups(ctx context.Context, q messages.ListQuery) (api.GroupList, error)
 	// Results calls yield with the result of each reduced job, a JSON object without line breaks,
 	// in the order of reduction. It stops at an error of yield and returns it. For an unknown group
 	// it returns an error without calling yield.
 	Results(ctx context.Context, id string, yield func(line []byte) error) error
 	// Failures calls yield with each failed job that q selects: all, in no order, or with a limit a
 	// page; next is the cursor of the next page. Its errors are like those of Results.
-	Failures(ctx context.Context, id string, q FailureQuery, yield func(api.Failure) error) (next string, err error)
+	Failures(ctx context.Context, id string, q messages.FailureQuery, yield func(api.Failure) error) (next string, err error)
 	// FailureSummary counts the failed jobs of a group by code and fingerprint.
 	FailureSummary(ctx context.Context, id string) (api.FailureSummary, error)
 	// JobMap returns the states of a group's jobs by ordinal, in 1 to 1,000 buckets.
@@ -100,9 +100,9 @@ type Backend interface {
 	// Job returns one job, with the reason why it is waiting.
 	Job(ctx context.Context, group string, ordinal int64) (api.Job, error)
 	// Jobs returns a page of a group's jobs.
-	Jobs(ctx context.Context, group string, q JobQuery) (api.JobList, error)
+	Jobs(ctx context.Context, group string, q messages.JobQuery) (api.JobList, error)
 	// DeadLetters returns a page of dead letters, newest first.
-	DeadLetters(ctx context.Context, q DeadLetterQuery) (api.DeadLetterList, error)
+	DeadLetters(ctx context.Context, q messages.DeadLetterQuery) (api.DeadLetterList, error)
 	// Rejected returns a page of rejected messages, newest first, with their data if data is true.
 	Rejected(ctx context.Context, cursor string, limit int, data bool) (api.RejectedList, error)
 	// ResizeWorker asks a live worker process to have n slots.

@@ -268,7 +268,7 @@ func TestIndexLinksWork(t *testing.T) {
 // panickingBackend is a backend that panics in Groups, and in Results after the first line.
 type panickingBackend struct{ *apitest.Backend }
 
-func (p panickingBackend) Groups(context.Context, httpapi.ListQuery) (api.GroupList, error) {
+func (p panickingBackend) Groups(context.Context, messages.ListQuery) (api.GroupList, error) {
 	panic("secret-payload")
 }
 
