@@ -20,7 +20,7 @@ import (
 // Events iterates over the group's progress and state changes. The iteration ends when the round
 // has ended, or after it has yielded an error, also when ctx ends.
 //
-// With after, the id of an event, the iteration continues behind that event (Last-Event-ID). With
+// With after, the id of an event, the iteration continues after that event (Last-Event-ID). With
 // an empty after, it begins with the states that the round has been through. If the connection
 // breaks or is silent for a minute, Events connects again and continues. After a minute without
 // success, if the server refuses the call, or if the first connection fails, it yields the error.

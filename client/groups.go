@@ -135,7 +135,7 @@ func (a *API) Seal(ctx context.Context, group string, total *int64) (api.Accepte
 	return doJSON[api.Accepted](ctx, a, c)
 }
 
-// Cancel ends the group at once: none of its jobs starts any more, and all unfinished ones, also
+// Cancel ends the group at once: no more of its jobs start, and all unfinished ones, also
 // those in flight, become cancelled.
 func (a *API) Cancel(ctx context.Context, group string) (api.Accepted, error) {
 	return doJSON[api.Accepted](ctx, a, command("cancel", group))
@@ -148,7 +148,7 @@ func (a *API) Retry(ctx context.Context, group string) (api.Accepted, error) {
 	return a.RetryChosen(ctx, group, api.RetryChoice{})
 }
 
-// Pause stops the group: none of its jobs starts any more, and its running jobs finish.
+// Pause stops the group: no more of its jobs start, and running jobs finish.
 func (a *API) Pause(ctx context.Context, group string) (api.Accepted, error) {
 	return doJSON[api.Accepted](ctx, a, command("pause", group))
 }
@@ -179,7 +179,7 @@ func (a *API) Results(ctx context.Context, group string) iter.Seq2[api.Result, e
 	return streamLines[api.Result](ctx, a, group, "results")
 }
 
-// Failures iterates over the group's failed jobs, each once and in no order. An error ends the
+// Failures iterates over the group's failed jobs, each once, in no particular order. An error ends the
 // iteration; a stream that breaks off is an error too.
 func (a *API) Failures(ctx context.Context, group string) iter.Seq2[api.Failure, error] {
 	return streamLines[api.Failure](ctx, a, group, "failures")

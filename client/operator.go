@@ -13,7 +13,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// PauseTenant stops a tenant: none of its jobs starts any more, and its running jobs finish. The
+// PauseTenant stops a tenant: no more of its jobs start, and running jobs finish. The
 // tenant need not exist yet.
 func (a *API) PauseTenant(ctx context.Context, tenant string) (api.Paused, error) {
 	return doJSON[api.Paused](ctx, a, callOn("pause", http.MethodPost, "tenant", tenant, "/pause"))
@@ -24,7 +24,7 @@ func (a *API) ResumeTenant(ctx context.Context, tenant string) (api.Paused, erro
 	return doJSON[api.Paused](ctx, a, callOn("resume", http.MethodPost, "tenant", tenant, "/resume"))
 }
 
-// PauseType stops a job type: none of its jobs starts any more, and its running jobs finish. The
+// PauseType stops a job type: no more of its jobs start, and running jobs finish. The
 // type need not be known yet.
 func (a *API) PauseType(ctx context.Context, typ string) (api.Paused, error) {
 	return doJSON[api.Paused](ctx, a, callOn("pause", http.MethodPost, "type", typ, "/pause"))
@@ -262,7 +262,7 @@ func guardCall(verb, method, name, rest string) apiCall {
 	return c
 }
 
-// RoomEvents iterates over the events of the waiting room, in no order. An event that changes
+// RoomEvents iterates over the events of the waiting room, in no particular order. An event that changes
 // meanwhile may come twice or not at all. An error ends the iteration. A server without API keys
 // answers calls on the waiting room on loopback only.
 func (a *API) RoomEvents(ctx context.Context) iter.Seq2[api.RoomEvent, error] {
@@ -300,7 +300,7 @@ func (a *API) ResumeRoomEvent(ctx context.Context, event string) (api.RoomEvent,
 	return doJSON[api.RoomEvent](ctx, a, callOn("resume", http.MethodPost, "event", event, "/resume"))
 }
 
-// CloseRoomEvent ends an event: nobody enters any more, and the queue is dissolved. Users inside
+// CloseRoomEvent ends an event: nobody can enter, and the queue is dissolved. Users inside
 // keep their slots. The event is deleted after its retention.
 func (a *API) CloseRoomEvent(ctx context.Context, event string) (api.RoomEvent, error) {
 	return doJSON[api.RoomEvent](ctx, a, callOn("close", http.MethodPost, "event", event, "/close"))

@@ -36,7 +36,7 @@ const (
 	fewListed  = 50
 )
 
-// List returns a page of the guards that Redis knows, in no order; those of a PerKey only if Kind
+// List returns a page of the guards that Redis knows, in no particular order; those of a PerKey only if Kind
 // is key. A page may have fewer guards than Limit, or none, although more pages follow (its Cursor
 // is not ""): one page searches at most 100,000 keys of Redis. A guard that is made, or that
 // expires, while pages are read may be missing, and a guard may be on two pages.

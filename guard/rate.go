@@ -147,7 +147,7 @@ func (s Spec) check(kind string) []error {
 	}
 	if kind != kindPool {
 		if len(s.Members) > 0 {
-			errs = append(errs, invalid("members: only a Pool has members of its own"))
+			errs = append(errs, invalid("members: only a Pool has its own members"))
 		}
 		return errs
 	}

@@ -61,7 +61,7 @@ type Config struct {
 	// of an installation need the same one. Settings has the user and the files of TLS, such as
 	// REDIS_TLS_CA_FILE.
 	RedisURL string
-	// Settings are further settings by name, without the prefix BULKACTION_, such as
+	// Settings are additional settings by name, without the prefix BULKACTION_, such as
 	// {"WORKER_COUNT": "50"}; docs/configuration.md lists them. With ADMIN_ADDR the program also
 	// serves /healthz, /readyz and /metrics there; without, it does not.
 	Settings map[string]string

@@ -64,7 +64,7 @@ func WithPrefix(prefix string) Option {
 	return func(o *options) { o.prefix = prefix }
 }
 
-// WithStream publishes to a further ingest stream, PREFIXingest:NAME, instead of the ingest stream.
+// WithStream publishes to an additional ingest stream, PREFIXingest:NAME, instead of the ingest stream.
 // The server must read it (BULKACTION_INGEST_STREAMS). It refuses messages that name another tenant
 // than the stream's; a Submission need not name one.
 func WithStream(name string) Option {
@@ -226,7 +226,7 @@ func (p *Producer) Seal(ctx context.Context, group string, total *int64) error {
 	return p.command(ctx, messages.TypeGroupSeal, group, messages.SealGroup{Group: group, Total: total})
 }
 
-// Cancel ends the group at once: none of its jobs starts any more, and all unfinished ones, also
+// Cancel ends the group at once: no more of its jobs start, and all unfinished ones, also
 // those in flight, become cancelled.
 func (p *Producer) Cancel(ctx context.Context, group string) error {
 	return p.command(ctx, messages.TypeGroupCancel, group, messages.CancelGroup{Group: group})

@@ -288,7 +288,7 @@ func (v *fileFlags) addFileFlags(f *pflag.FlagSet) {
 		"column of CSV with the jobs' keys, such as the recipient's id: results and failures show them")
 	f.BoolVar(&v.strict, "strict", false,
 		"send nothing if a line of the file is wrong (default: send the other lines)")
-	f.BoolVar(&v.dryRun, "dry-run", false, "check the jobs, say how many they are, and send nothing")
+	f.BoolVar(&v.dryRun, "dry-run", false, "check and count the jobs, and send nothing")
 	f.StringVar(&v.key, "idempotency-key", "",
 		"the same key and the same jobs are accepted once (default: derived from the group's id)")
 }
@@ -384,7 +384,7 @@ func (v *fileFlags) open(stdin io.Reader) (*jobFile, error) {
 // emptyNote returns a text that says that the file has no jobs.
 func (j *jobFile) emptyNote() string {
 	if j.csv {
-		return fmt.Sprintf("The file %s has no rows behind its header, so it adds no jobs.", j.name)
+		return fmt.Sprintf("The file %s has no rows after its header, so it adds no jobs.", j.name)
 	}
 	return fmt.Sprintf("The file %s has no lines, so it adds no jobs.", j.name)
 }

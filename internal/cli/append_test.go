@@ -49,7 +49,7 @@ func TestAppendAndSeal(t *testing.T) {
 
 	got = f.exec(t.Context(), console{}, "append", "g", "--file", writeFile(t, "d.ndjson", "{\"payload\":4}\n"))
 	require.Equal(t, exitError, got.code)
-	require.Equal(t, "bulkaction: group g is sealed: it takes no more jobs\nSubmit the file as a group of its own, under another --id.\n", got.err)
+	require.Equal(t, "bulkaction: group g is sealed: it takes no more jobs\nSubmit the file as a separate group, under another --id.\n", got.err)
 	f.exec(t.Context(), console{}, "append", "nosuch", "--file", file).ends(t, exitError, "`bulkaction groups ls` lists the groups")
 	for args, want := range map[string]string{
 		"append g":                   "there are no jobs: give --file",
@@ -147,7 +147,7 @@ func TestHeaderOfCSV(t *testing.T) {
 		code        int
 	}{
 		"to;name\n":   {"", "a.csv: line 1: the header has one column, whose name contains a semicolon: the columns seem to be separated by it\nGive --delimiter ';', or --delimiter ',' if it is right.", exitError},
-		"\nto,to\n":   {"", `a.csv: line 2, column 2 repeats the name "to" of column 1: each column needs a name of its own`, exitError},
+		"\nto,to\n":   {"", `a.csv: line 2, column 2 repeats the name "to" of column 1: each column needs its own name`, exitError},
 		"to,,name\n":  {"", "a.csv: line 1, column 2 is empty: each column needs a name", exitError},
 		"to,name\n":   {"--types age:number", `--types names the column "age", which the header does not have`, exitUsage},
 		"to, name\n":  {"--types to:int", `--types "to:int": the type must be string, number or boolean`, exitUsage},
@@ -419,7 +419,7 @@ func TestSubmitHintsHowToContinue(t *testing.T) {
 	f.groups["g"].Sealed = true
 	got := f.exec(t.Context(), console{in: strings.NewReader("{\"payload\":1}\n")}, "submit", "--type", "T", "--id", "g", "--file", "-")
 	require.Equal(t, exitError, got.code)
-	require.Equal(t, "bulkaction: group g is sealed: it takes no more jobs\nSubmit the file as a group of its own, under another --id.\n", got.err)
+	require.Equal(t, "bulkaction: group g is sealed: it takes no more jobs\nSubmit the file as a separate group, under another --id.\n", got.err)
 	f.groups["g"].Sealed, f.failSeals = false, true
 	got = f.exec(t.Context(), console{in: strings.NewReader("{\"payload\":1}\n")}, "submit", "--type", "T", "--id", "g", "--file", "-")
 	require.Equal(t, exitError, got.code)

@@ -38,7 +38,7 @@ func newAudit(r *Root) *cobra.Command {
 		Long: "Prove from the data in Redis that no job is lost or counted twice. The audit compares the counts of\n" +
 			"each group with the states of its jobs and with the locations of the jobs. It also checks the members,\n" +
 			"leases and queues of guards, and the users, numbers and slots of the waiting room's events, whose\n" +
-			"users it does not name. The roles may run meanwhile. The exit code is 1 if a law is violated.\n\n" +
+			"users it does not name. The roles may keep running. The exit code is 1 if a law is violated.\n\n" +
 			"--repair sets wrong data right where the right value is certain: it sets counters to the counted\n" +
 			"values, moves entries that are not jobs to the list {N}:quarantine, and ends a job that vanished as\n" +
 			"failed with code LOST. Then it audits again; the exit code is 1 if violations remain.\n\n" +

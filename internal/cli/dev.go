@@ -196,7 +196,7 @@ func newDev(r *Root) *cobra.Command {
 				}
 			}
 			o.RoomStarted = func(url string) {
-				r.Notef("Waiting room at %s/events/%s/wait; the shop behind it: go run ./examples/protected-shop",
+				r.Notef("Waiting room at %s/events/%s/wait; the shop that it protects: go run ./examples/protected-shop",
 					url, dev.DemoEvent)
 			}
 			return ended(dev.Run(cmd.Context(), o))

@@ -74,7 +74,7 @@ func newGroupsLs(r *Root) *cobra.Command {
 	cmd.Flags().StringVar(&status, "status", "", "only groups in this state, such as RUNNING or FAILED")
 	cmd.Flags().StringVar(&filter.Type, "type", "", "only groups of this type, or with jobs of it")
 	cmd.Flags().BoolVar(&paused, "paused", false, "only paused groups; --paused=false: only those that are not")
-	cmd.Flags().BoolVar(&failedJobs, "failed-jobs", false, "only groups with failed jobs, also COMPLETED ones; "+
+	cmd.Flags().BoolVar(&failedJobs, "failed-jobs", false, "only groups with failed jobs, including COMPLETED ones; "+
 		"--failed-jobs=false: only those without")
 	cmd.Flags().StringVar(&filter.Prefix, "prefix", "", "only groups whose id begins with this")
 	addSince(cmd.Flags(), &filter.Since, "only groups created")
@@ -229,7 +229,7 @@ func groupActions() []Command {
 		do          func(*client.API, context.Context, string) (api.Accepted, error)
 		pauseState  string // "" for an action whose effect the status shows
 	}{
-		{"cancel", "Cancel a group at once: none of its jobs starts any more", (*client.API).Cancel, ""},
+		{"cancel", "Cancel a group at once: no more of its jobs start", (*client.API).Cancel, ""},
 		{"pause", "Pause a group: none of its jobs starts until it is resumed; running jobs finish",
 			(*client.API).Pause, statePaused},
 		{"resume", "Resume a paused group", (*client.API).Resume, stateResumed},

@@ -24,7 +24,7 @@ func newGuard(r *Root) *cobra.Command {
 		done, short, note string
 	}{
 		{guard.Disable, "disabled", "Stop lending a member; leases that are out run on", ""},
-		{guard.Enable, "enabled", "Lend a disabled member again", ""},
+		{guard.Enable, "enabled", "Enable a disabled member", ""},
 		{guard.Open, "opened", "Open the circuit breaker of a member, for as long as its policy says", ""},
 		{guard.CloseBreaker, "closed", "Close the circuit breaker of a member", ""},
 		{guard.TakeBack, "taken back", "End the leases of a member, for example of a holder that hangs",

@@ -29,7 +29,7 @@ func newKey(r *Root) *cobra.Command {
 	cmd := parentCommand("key", "Create, list, revoke and rotate API keys, directly in Redis",
 		k.newCreate(), k.newLs(), k.newRevoke(), k.newRotate())
 	cmd.Long = "Create, list, revoke and rotate API keys, directly in Redis. Processes accept a new key within a\n" +
-		"second, and refuse a revoked one within ten. Redis has only the hashes of keys: who loses a key needs\n" +
+		"second, and refuse a revoked one within ten. Redis has only the hashes of keys: a lost key must be\n" +
 		"a new one. docs/security.md describes keys and roles."
 	k.redis.add(cmd.PersistentFlags())
 	cmd.PersistentFlags().StringVar(&k.pepper, "pepper-file", os.Getenv("BULKACTION_AUTH_PEPPER_FILE"),

@@ -229,13 +229,13 @@ func TestMistakeSameIDAgain(t *testing.T) {
 		"`bulkaction append` adds jobs and does not seal.\n"}, got)
 	require.Equal(t, run{exitOK, "g\n", "Group g has accepted these jobs before: nothing is new.\n"}, submit(second))
 	got = submit(writeFile(t, "d.csv", "to\nd\n"))
-	require.Equal(t, run{exitError, "", "bulkaction: group g is sealed: it takes no more jobs\nSubmit the file as a group of its own, under another --id.\n"}, got)
+	require.Equal(t, run{exitError, "", "bulkaction: group g is sealed: it takes no more jobs\nSubmit the file as a separate group, under another --id.\n"}, got)
 }
 
 func TestMistakeOnlyAHeader(t *testing.T) {
 	file := writeFile(t, "a.csv", "to,name\n")
 	got := newFakeAPI(t).exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--file", file)
-	require.Equal(t, run{exitOK, "g\n", "The file " + file + " has no rows behind its header, so it adds no jobs.\n"}, got)
+	require.Equal(t, run{exitOK, "g\n", "The file " + file + " has no rows after its header, so it adds no jobs.\n"}, got)
 }
 
 func TestMistakeDurationAsStartTime(t *testing.T) {

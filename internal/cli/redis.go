@@ -123,7 +123,7 @@ func newACL(r *Root) *cobra.Command {
 	flags.StringVar(&a.prefix, "prefix", cmp.Or(os.Getenv("BULKACTION_KEY_PREFIX"), "bulk-action:"),
 		"prefix of the roles' keys; BULKACTION_KEY_PREFIX sets the default")
 	flags.StringVar(&a.streams, "ingest-streams", os.Getenv("BULKACTION_INGEST_STREAMS"),
-		"further ingest streams; BULKACTION_INGEST_STREAMS sets the default")
+		"additional ingest streams; BULKACTION_INGEST_STREAMS sets the default")
 	flags.StringVar(&a.format, "format", "setuser", "setuser or aclfile")
 	flags.StringVar(&a.passwords, "passwords", "", "directory with a file for each user, which holds its password")
 	flags.StringVar(&a.output, "output", "",

@@ -35,7 +35,7 @@ func newRoom(r *Root) *cobra.Command {
 			(*client.API).ResumeRoomEvent,
 		},
 		{
-			"close", "Dissolve the queue; nobody enters any more, users inside keep their slots", "",
+			"close", "Dissolve the queue; nobody can enter, users inside keep their slots", "",
 			(*client.API).CloseRoomEvent,
 		},
 	} {

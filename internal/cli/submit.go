@@ -308,7 +308,7 @@ func takesNoMore(err error, group string, appended api.Appended) error {
 	if appended.Accepted > 0 {
 		text += fmt.Sprintf("; it has accepted %s jobs of this file", thousands(appended.Accepted))
 	}
-	return withHint(&refusedError{text, err}, "Submit the file as a group of its own, under another --id.")
+	return withHint(&refusedError{text, err}, "Submit the file as a separate group, under another --id.")
 }
 
 // withResumeHint adds a hint to an error that interrupted a submission: how to continue.

@@ -138,7 +138,7 @@ func newTenantSet(r *Root) *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.Float64Var(&s.rps, "rps", 0, "limit of its own, jobs a second (default: a share of the global limit); a window\n"+
+	f.Float64Var(&s.rps, "rps", 0, "its own limit, jobs a second (default: a share of the global limit); a window\n"+
 		"of BULKACTION_BACKPRESSURE_RATE_LIMIT_WINDOW has whole permits, at least 1")
 	f.Float64Var(&s.weight, "weight", 1, "weight of its share, 0.001 to 1000")
 	f.Int64Var(&s.basePriority, "base-priority", 0,

@@ -59,7 +59,7 @@ func (a Access) Check(o Options) error {
 		"TLS_CERT_FILE", "must be set together with TLS_KEY_FILE, or not at all")
 	mistake(a.TLS != nil && a.TLS.InsecureSkipVerify && a.TLS.VerifyConnection == nil &&
 		a.TLS.VerifyPeerCertificate == nil,
-		"TLS", "InsecureSkipVerify without a verification of its own is refused: set RootCAs")
+		"TLS", "InsecureSkipVerify without its own verification is refused: set RootCAs")
 	if len(errs) > 0 {
 		return errors.Join(errs...)
 	}

@@ -223,7 +223,7 @@ func TestAccessMistakes(t *testing.T) {
 		"empty password":      {"redis://h", Access{PasswordFile: empty}, "is empty"},
 		"no TLS":              {"redis://h", Access{CAFile: "x", CertFile: "x", KeyFile: "x", ServerName: "x", TLS: &tls.Config{}}, "TLS_CA_FILE: needs a URL that begins with rediss:// or rediss-sentinel://\nTLS_CERT_FILE: needs"},
 		"no key":              {"rediss://h", Access{CertFile: own.CertFile}, "TLS_CERT_FILE: must be set together with TLS_KEY_FILE, or not at all"},
-		"no verification":     {"rediss://h", Access{TLS: &tls.Config{InsecureSkipVerify: true}}, "TLS: InsecureSkipVerify without a verification of its own is refused"},
+		"no verification":     {"rediss://h", Access{TLS: &tls.Config{InsecureSkipVerify: true}}, "TLS: InsecureSkipVerify without its own verification is refused"},
 		"absent authority":    {"rediss://h", Access{CAFile: "nosuch"}, "TLS_CA_FILE: open nosuch"},
 		"no authority":        {"rediss://h", Access{CAFile: own.KeyFile}, "has no certificate in PEM"},
 		"key of another cert": {"rediss://h", Access{CertFile: own.CertFile, KeyFile: ca.Issue().KeyFile}, "TLS_CERT_FILE: read the certificate and its key"},

@@ -131,7 +131,7 @@ func NewWorkerMetrics(meter metric.Meter) *WorkerMetrics {
 			metric.WithDescription("Jobs that wait again because what they need is busy, by type."))),
 		deadLetter: i.deadLetters(),
 		stale: i.counter("worker_stale_total",
-			"Outcomes that changed nothing, since the attempt was not the job's any more."),
+			"Outcomes that changed nothing, because the attempt was no longer the job's."),
 		leasesLost: i.counter("worker_leases_lost_total", "Jobs whose lease was lost while they ran here."),
 		duration: i.histogram("worker_job_duration_ms", "Time that the processor ran, per attempt.",
 			1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000, 30000, 60000, 300000),

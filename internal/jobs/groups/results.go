@@ -94,7 +94,7 @@ const (
 	maxPageBytes    = 8 << 20 // bytes of payloads after which a page ends
 )
 
-// Failures calls yield with each failed job that the query selects: all, each once and in no order,
+// Failures calls yield with each failed job that the query selects: all, each once, in no particular order,
 // or a page of them, in the order of their ordinals. next is the cursor of the next page; a page
 // may be short, or empty, although there is one: one call looks at failureStep · maxFailureSteps
 // records at most. It stops at an error of yield and returns it.

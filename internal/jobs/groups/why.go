@@ -109,7 +109,7 @@ func (j *waitingJob) explain(ctx context.Context) (api.Why, error) {
 			}
 		}
 		if j.Status == api.StatusCancelled {
-			w.Detail = "Its group was cancelled: it does not start any more."
+			w.Detail = "Its group was cancelled: it will not start."
 		}
 		return w, nil
 	}
@@ -208,7 +208,7 @@ func (j *waitingJob) findReady(ctx context.Context) error {
 	return nil
 }
 
-const unownedDetail = "It was delivered to a worker, but no worker owns it any more, as after XGROUP DELCONSUMER " +
+const unownedDetail = "It was delivered to a worker, but no worker owns it now, as after XGROUP DELCONSUMER " +
 	"or SETID. The dispatcher takes it back within two leases."
 
 // isUnowned says whether no consumer owns a job's entry of a ready stream, although it was

@@ -132,7 +132,7 @@ func Schedule(ctx context.Context, c redis.Cmdable, p keyspace.Partition, most i
 	return n, wait, r.Err()
 }
 
-// Cancel ends a group at once and seals it: none of its jobs starts any more, and the outcomes of
+// Cancel ends a group at once and seals it: no more of its jobs start, and the outcomes of
 // jobs in flight are stale. It takes the group's queues out of the fair queue; Sweep empties them
 // later, and moves the jobs that have not ended to cancelled. Twice: the second call changes
 // nothing. Errors: api.ErrNotFound; api.ErrConflict if the group is completed or failed.

@@ -66,9 +66,9 @@ var refusals = map[[2]string]refusal{
 	{"advance", "FENCED"}:  {"advance group %[3]v", ErrFenced},
 	{"expire", "FENCED"}:   {"expire group %[3]v", ErrFenced},
 	{"create", "CONFLICT"}: {"group %[3]v: another group has this id: choose another id", api.ErrConflict},
-	{"cancel", "ENDED"}:    {"group %[3]v is %[1]v and can't be cancelled any more", api.ErrConflict},
-	{"pause", "ENDED"}:     {"group %[4]v is %[1]v and can't be paused or resumed any more", api.ErrConflict},
-	{"seal", "CANCELLED"}:  {"group %[3]v is CANCELLED and can't be sealed any more", api.ErrConflict},
+	{"cancel", "ENDED"}:    {"group %[3]v is %[1]v and can no longer be cancelled", api.ErrConflict},
+	{"pause", "ENDED"}:     {"group %[4]v is %[1]v and can no longer be paused or resumed", api.ErrConflict},
+	{"seal", "CANCELLED"}:  {"group %[3]v is CANCELLED and can no longer be sealed", api.ErrConflict},
 	{"seal", "TOTAL"}:      {"group %[3]v: has %[1]v jobs, which disagrees with the total of %[2]v", api.ErrConflict},
 	{"reopen", "STATE"}:    {"group %[3]v is %[1]v: only a completed or failed group can be retried", api.ErrConflict},
 	{"reopen", "NOTCHOSEN"}: {

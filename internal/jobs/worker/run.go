@@ -83,7 +83,7 @@ func (w *Worker) hasShortTimeout(t *task) bool {
 // is returned.
 func (w *Worker) callProcessor(ctx context.Context, t *task, pass processor.Pass) (encoded []byte, err error) {
 	if t.loadedPayload == "" {
-		return nil, processor.Permanent("PAYLOAD_LOST", errors.New("the job's payload is not in Redis any more"))
+		return nil, processor.Permanent("PAYLOAD_LOST", errors.New("the job's payload is no longer in Redis"))
 	}
 	if t.admitErr != nil {
 		return nil, t.admitErr

@@ -91,7 +91,7 @@ func (k *Keys) look() {
 		now := k.current.Load()
 		k.log.Info("token keys changed", "keys", len(now.keys), "signing_key", now.keys[0].id)
 		if dropped := old.keys[0].id; now.byID[dropped] == nil {
-			k.log.Warn("the key that signed until now was removed, its tokens are not accepted any more",
+			k.log.Warn("the key that signed until now was removed, its tokens are no longer accepted",
 				"key", dropped)
 		}
 	}

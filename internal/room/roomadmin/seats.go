@@ -60,7 +60,7 @@ func checkTemplate(template string) error {
 	case !strings.Contains(template, placeholder):
 		return errors.New("must contain {event}, which stands for the event's id")
 	case path < 0 || strings.Contains(rest[:path], placeholder):
-		return errors.New("must contain {event} behind the host only")
+		return errors.New("may contain {event} only after the host")
 	}
 	return nil
 }

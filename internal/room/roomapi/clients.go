@@ -44,12 +44,12 @@ func (c *clients) connect(ip netip.Addr) error {
 	defer c.mu.Unlock()
 	if c.open >= c.maxOpen {
 		return newProblem(api.Busy, "connections",
-			"this server has as many streams as it may have").later(busy, 10*time.Second)
+			"this server has reached its limit of open streams").later(busy, 10*time.Second)
 	}
 	if ip.IsValid() {
 		if c.byIP[ip] >= c.maxPerIP {
 			return newProblem(api.TooManyStreams, "connections",
-				"your address has as many open streams as it may have: close some, or poll").later(busy, 10*time.Second)
+				"your address has reached its limit of open streams: close some, or poll").later(busy, 10*time.Second)
 		}
 		c.byIP[ip]++
 	}

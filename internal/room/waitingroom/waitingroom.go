@@ -29,7 +29,7 @@ var (
 	ErrUnknown = errors.New("there is no such event")
 	// ErrRev means that a change was refused because the event has another rev than the caller has
 	// seen.
-	ErrRev = errors.New("the event has been changed meanwhile")
+	ErrRev = errors.New("the event was changed by someone else")
 )
 
 // Rooms calls the scripts. It may be used by several goroutines.

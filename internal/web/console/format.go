@@ -178,7 +178,7 @@ func pick(pairs ...any) (map[string]any, error) {
 // notices are the texts that a page shows after an action. The query parameter done has only the
 // key of a text, so that no link can make the console show another text. %s is a number of groups.
 var notices = map[string]string{
-	"pause":          "The group is paused: none of its jobs starts any more.",
+	"pause":          "The group is paused: no more of its jobs start.",
 	"resume":         "The group goes on.",
 	"cancel":         "The group is cancelled.",
 	"retry":          "The failed jobs run again.",
@@ -186,9 +186,9 @@ var notices = map[string]string{
 	"submitted":      "The group was submitted. This page follows it.",
 	"key-revoked":    "The key is revoked: all processes refuse it within ten seconds.",
 	"tenant-changed": "The settings of the tenant are changed.",
-	"tenant-paused":  "The tenant is paused: none of its jobs starts any more.",
+	"tenant-paused":  "The tenant is paused: no more of its jobs start.",
 	"tenant-resumed": "The tenant goes on.",
-	"type-paused":    "The type is paused: none of its jobs starts any more.",
+	"type-paused":    "The type is paused: no more of its jobs start.",
 	"type-resumed":   "The type goes on.",
 	"groups":         "Done with %s.",
 
@@ -200,7 +200,7 @@ var notices = map[string]string{
 
 	"room-paused":       "The event is paused: users enter, and nobody is promoted.",
 	"room-open":         "The event is open: users are promoted.",
-	"room-closed":       "The event is closed: nobody enters any more.",
+	"room-closed":       "The event is closed: nobody can enter.",
 	"room-recalibrated": "The event is recalibrated.",
 	"room-deleted":      "The event is deleted when its last user has gone.",
 	"user-removed":      "The user is removed.",

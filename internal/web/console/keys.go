@@ -127,7 +127,7 @@ func (c keysPage) create(ctx context.Context, r *http.Request) (view, error) {
 		return view{}, err
 	case !first:
 		return view{}, fmt.Errorf("this form was sent before. If it has created a key, the list of keys has that key, "+
-			"and its secret is not shown again. For a further key, load the page of keys again: %w", api.ErrConflict)
+			"and its secret is not shown again. To create another key, load the page of keys again: %w", api.ErrConflict)
 	}
 	who, _ := auth.From(ctx)
 	request.CreatedBy = who.KeyID

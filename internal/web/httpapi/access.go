@@ -158,9 +158,9 @@ const stillInterval = 2 * time.Second
 
 // errKeyEnded is the cause with which the context of a stream ends if the API key is not valid any
 // more.
-var errKeyEnded = web.NewProblem(api.Unauthenticated, "the API key is not valid any more")
+var errKeyEnded = web.NewProblem(api.Unauthenticated, "the API key is no longer valid")
 
-// keyEnded returns errKeyEnded if ctx ended because the API key is not valid any more, and nil
+// keyEnded returns errKeyEnded if ctx ended because the API key is no longer valid, and nil
 // otherwise.
 func keyEnded(ctx context.Context) error {
 	if errors.Is(context.Cause(ctx), errKeyEnded) {

@@ -239,7 +239,7 @@ func (t *Table) readHeader(o TableOptions) error {
 		case repeated:
 			return &HeaderError{
 				Line: t.line, Column: i + 1,
-				Problem: fmt.Sprintf("repeats the name %q of column %d: each column needs a name of its own",
+				Problem: fmt.Sprintf("repeats the name %q of column %d: each column needs its own name",
 					name, before+1),
 			}
 		}

@@ -85,7 +85,7 @@ func TestCSVHeader(t *testing.T) {
 		"none":       {"", "line 1: the header is missing: the first row names the payload's fields"},
 		"blank":      {"\n\r\n", "line 1: the header is missing: the first row names the payload's fields"},
 		"no name":    {"a,,b\n", "line 1, column 2 is empty: each column needs a name"},
-		"repeated":   {"\na,b,a\n", `line 2, column 3 repeats the name "a" of column 1: each column needs a name of its own`},
+		"repeated":   {"\na,b,a\n", `line 2, column 3 repeats the name "a" of column 1: each column needs its own name`},
 		"open quote": {"\"a\n", "line 1: the header opens a quote that is never closed"},
 		"UTF-16":     {"\xff\xfea\x00", "line 1: the header is not UTF-8: save the file in this encoding"},
 		"too long":   {strings.Repeat("x", maxRow+1), "line 1: the header is too long"},
