@@ -157,7 +157,6 @@ var compareVariants = []compareVariant{
 	},
 }
 
-// compareVariantNames returns the names of all variants.
 func compareVariantNames() []string {
 	names := make([]string, len(compareVariants))
 	for i, v := range compareVariants {
@@ -351,7 +350,6 @@ func (c *compareRun) close() {
 // tenant names the tenant of the i-th group.
 func (v compareVariant) tenant(i int) string { return fmt.Sprintf("tenant-%d", i%v.tenants) }
 
-// withFields adds the fields of the variant to groups.
 func (v compareVariant) withFields(groups []group) []group {
 	for i := range groups {
 		if v.aggregate != nil {

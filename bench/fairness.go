@@ -110,7 +110,6 @@ type noisyRun struct {
 	jobsPerSecond float64
 }
 
-// p99s returns the p99 beside the noisy tenant, the p99 alone, and their ratio.
 func (n noisyRun) p99s() (beside, alone, ratioOf float64) {
 	beside, alone = percentile(n.beside, 99), percentile(n.alone, 99)
 	return beside, alone, ratio(beside, alone)

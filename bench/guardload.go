@@ -96,7 +96,6 @@ type guardLoad struct {
 	waits  []float64
 }
 
-// guardCall makes one call, for a goroutine of this number.
 type guardCall func(ctx context.Context, goroutine int) error
 
 func (t guardTask) serve(ctx context.Context, steps *json.Decoder, reports *json.Encoder) (r guardReport, err error) {

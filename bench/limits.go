@@ -476,7 +476,6 @@ func (r limitRule) usedRatio(events []event, from, to int64) (used float64, wind
 	return ratio(sumBetween(events, begin, end), int64(windows)*r.perWindow), windows
 }
 
-// sumBetween returns the sum of the events in [from, to).
 func sumBetween(events []event, from, to int64) int64 {
 	var n int64
 	for _, e := range events {
@@ -515,7 +514,6 @@ func (l journalLog) spent(of func(permitEvent) bool) []event {
 	return out
 }
 
-// startEvents returns the starts of jobs of a group; "": of all groups.
 func (l journalLog) startEvents(group string) (out []event) {
 	for _, s := range l.starts {
 		if group == "" || s.group == group {

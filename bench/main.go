@@ -186,7 +186,6 @@ func attempt(what string, do func(), clean ...func()) (err error) {
 	return nil
 }
 
-// flags are the flags of a benchmark.
 type flags struct {
 	*flag.FlagSet
 	json     bool

@@ -180,7 +180,6 @@ const (
 
 var colours = []string{"#2563eb", "#f59e0b"}
 
-// svg returns the chart as an SVG document.
 func (c chart) svg() string {
 	var out strings.Builder
 	add := func(format string, args ...any) { fmt.Fprintf(&out, format+"\n", args...) }

@@ -368,7 +368,6 @@ var (
 	errNoPermits = errors.New("the processes logged no permits: they are of another version than this program")
 )
 
-// setTenant changes the settings of a tenant.
 func (r *run) setTenant(ctx context.Context, tenant string, settings ledger.TenantSettings) error {
 	if err := ledger.SetTenant(ctx, r.conn.Cmd, r.space.OfTenant(tenant), tenant, settings); err != nil {
 		return fmt.Errorf("set tenant %s: %w", tenant, err)
@@ -401,7 +400,6 @@ func lastEnded(groups []groupState) groupState {
 	return slices.MaxFunc(groups, func(a, b groupState) int { return a.JobsEnded.Compare(b.JobsEnded) })
 }
 
-// sumThrottles returns the number of throttles of all groups.
 func sumThrottles(groups []groupState) (n int64) {
 	for _, g := range groups {
 		n += g.Throttles

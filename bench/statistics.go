@@ -50,7 +50,6 @@ func round2(x float64) float64 { return math.Round(x*1e2) / 1e2 }
 
 func round4(x float64) float64 { return math.Round(x*1e4) / 1e4 }
 
-// perJob returns the µs of a job.
 func perJob(d time.Duration, jobs int) float64 {
 	return round2(float64(d.Nanoseconds()) / 1e3 / float64(jobs))
 }
@@ -71,7 +70,6 @@ func quantilesOf(ms []float64) Quantiles {
 	return Quantiles{p(50), p(99), p(100)}
 }
 
-// sharesOf returns, for each count, its share of the sum of all counts, and this sum.
 func sharesOf(counts []int64) (shares []float64, sum int64) {
 	for _, n := range counts {
 		sum += n

@@ -285,7 +285,6 @@ func goroutineID() string {
 	return string(head)
 }
 
-// allStacks returns the stacks of all goroutines.
 func allStacks() []string {
 	b := make([]byte, 1<<20)
 	for {

@@ -222,7 +222,6 @@ func pages[P, T any](
 	return pagesOf(ctx, a, c, query, split)
 }
 
-// pagesOf is pages for any call that returns pages.
 func pagesOf[P, T any](
 	ctx context.Context, a *API, call apiCall, query url.Values, split func(P) (items []T, cursor string),
 ) iter.Seq2[T, error] {

@@ -199,7 +199,6 @@ func checkURL(field, text string) error {
 	return nil
 }
 
-// tokenClaims are the claims as in the JWT.
 type tokenClaims struct {
 	jwt.RegisteredClaims
 	Event string `json:"evt"`

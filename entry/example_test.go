@@ -16,7 +16,6 @@ import (
 	"github.com/bulkaction/bulkaction/entry"
 )
 
-// brokerKey is the key of the brokers in the examples.
 var brokerKey = ed25519.NewKeyFromSeed([]byte("the seed of these examples only!"))
 
 // newToken does what a broker does when it admits user-7.

@@ -193,7 +193,6 @@ func (c *Client) isClosed() bool {
 	return c.closed
 }
 
-// newCall returns the id of a new call.
 func (c *Client) newCall() string { return c.id + "-" + strconv.FormatUint(c.calls.Add(1), 36) }
 
 // setupResult is the result of a check of Redis.

@@ -734,7 +734,6 @@ func parallelClient(t *testing.T) (*redis.Client, *Client) {
 	return newTestClient(t, url, prefix)
 }
 
-// newTestClient returns a Client that is closed with the test, and its Redis client.
 func newTestClient(t *testing.T, url, prefix string, opts ...Option) (*redis.Client, *Client) {
 	t.Helper()
 	o, err := redis.ParseURL(url)

@@ -158,7 +158,6 @@ func (g *reference) turn(m *refMember, to string) {
 
 func (m *refMember) probesLeft() int64 { return max(1, m.rules.successes-m.good) - m.probes }
 
-// state returns where the member belongs.
 func (g *reference) state(m *refMember) (where string, due int64) {
 	switch {
 	case m.off != "":
@@ -227,7 +226,6 @@ func (g *reference) grant(m *refMember, call, client string, ms int64, claimed b
 	return l
 }
 
-// end ends a lease.
 func (g *reference) end(l *refLease, outcome string, delayMS int64) (breaker string, changed, stale bool) {
 	m := g.members[l.member]
 	g.dropPolicy(m)
@@ -350,7 +348,6 @@ func (g *reference) byExpiry() []*refLease {
 	})
 }
 
-// firstCooling returns the cooling member that is due first.
 func (g *reference) firstCooling() *refMember {
 	var first *refMember
 	for _, m := range g.members {

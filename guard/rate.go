@@ -248,7 +248,6 @@ func (r Rate) perSecond() float64 {
 	return float64(r.Permits) / r.Window.Seconds()
 }
 
-// kindName is the name of the kind in scripts.
 func (r Rate) kindName() string {
 	switch {
 	case r == (Rate{}):

@@ -42,7 +42,6 @@ type waiting struct {
 	busy   bool      // a heartbeat is under way
 }
 
-// waiter is one call that waits.
 type waiter struct {
 	g      *shared
 	id     string

@@ -67,7 +67,6 @@ func (f *distributionFold) merge(other fold) {
 	f.Negative.merge(&o.Negative)
 }
 
-// distribution is the value of the aggregate.
 type distribution struct {
 	Count  int64           `json:"count"`
 	Min    *number         `json:"min"`

@@ -150,7 +150,6 @@ func (t *total) add(n *number) {
 	t.addSmall(n.m, n.exp)
 }
 
-// addSquare adds n².
 func (t *total) addSquare(n *number) {
 	if n.wide != nil {
 		t.addWide(t.term.Mul(n.wide, n.wide), 2*n.exp)

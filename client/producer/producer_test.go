@@ -37,7 +37,6 @@ func newProducer(t *testing.T, addr string, opts ...producer.Option) *producer.P
 	return p
 }
 
-// streamEntries returns the fields of each entry of a stream.
 func streamEntries(t *testing.T, r *miniredis.Miniredis, stream string) []map[string]string {
 	t.Helper()
 	if !r.Exists(stream) {

@@ -118,7 +118,6 @@ func TestPortsAreOnLoopback(t *testing.T) {
 
 var variable = regexp.MustCompile(`\$\{\w+:-([^}]*)\}`)
 
-// resolved replaces variables by their defaults.
 func resolved(text string) string { return variable.ReplaceAllString(text, "$1") }
 
 // ofCommandLine has the variables of the command line in compose.yaml. docs/configuration.md does

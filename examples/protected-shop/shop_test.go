@@ -106,7 +106,6 @@ func (r *room) serveAPI(w http.ResponseWriter, q *http.Request) {
 	r.calls = append(r.calls, name)
 }
 
-// set changes the room.
 func (r *room) set(change func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

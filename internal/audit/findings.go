@@ -97,7 +97,6 @@ func (f Finding) quarantinedAt(locations ...read.Location) Finding {
 	return f
 }
 
-// repairedBy returns the finding with its repair.
 func (f Finding) repairedBy(r Repair) Finding {
 	f.Repair = r
 	return f
@@ -213,7 +212,6 @@ type Missing struct {
 // missingJobs holds all missing jobs of a pass, by group. (The findings name only some of them.)
 type missingJobs map[string]*Missing
 
-// add adds a job of a group.
 func (mj missingJobs) add(h read.Header, p problem) {
 	g := mj[h.ID]
 	if g == nil {

@@ -103,7 +103,6 @@ func (c *Incremental) groupsByTenant() []*tenantGroups {
 	return slices.Collect(maps.Values(byTenant))
 }
 
-// incrementalRun is one run of a check.
 type incrementalRun struct {
 	*Incremental
 	found Candidates
@@ -187,7 +186,6 @@ type nonReadyCounts struct {
 	unknown bool
 }
 
-// add adds the counts of a group.
 func (c *nonReadyCounts) add(g *read.Group) {
 	nonReady := g.Int("non_ready")
 	c.total += nonReady

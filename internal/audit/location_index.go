@@ -102,7 +102,6 @@ func (b *bitset) set(i, size int64) {
 	(*b)[i/64] |= 1 << (i % 64)
 }
 
-// kindSet is a set of kinds of location.
 type kindSet [locationKinds]bool
 
 // locationIndex is a record of where an audit has found the jobs of a group, so that missing,

@@ -293,10 +293,8 @@ func (v *fileFlags) addFileFlags(f *pflag.FlagSet) {
 		"the same key and the same jobs are accepted once (default: derived from the group's id)")
 }
 
-// needFile are the flags that need --file.
 var needFile = []string{"format", "delimiter", "types", "key-column", "strict"}
 
-// checkFile returns what is wrong with the flags.
 func (v *fileFlags) checkFile(f *pflag.FlagSet) (errs []string) {
 	for _, name := range needFile {
 		if f.Changed(name) && v.file == "" {
@@ -381,7 +379,6 @@ func (v *fileFlags) open(stdin io.Reader) (*jobFile, error) {
 	return j, nil
 }
 
-// emptyNote returns a text that says that the file has no jobs.
 func (j *jobFile) emptyNote() string {
 	if j.csv {
 		return fmt.Sprintf("The file %s has no rows after its header, so it adds no jobs.", j.name)

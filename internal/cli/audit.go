@@ -104,7 +104,6 @@ func auditStateRows(t table, state api.AuditState) {
 	}
 }
 
-// violationRows adds a row for each violation.
 func violationRows(t table, violations []api.Violation) {
 	for _, v := range violations {
 		job := ""

@@ -209,7 +209,6 @@ func (r *Root) withAPI(
 	}
 }
 
-// parentCommand returns a command that only has subcommands.
 func parentCommand(name, short string, subcommands ...*cobra.Command) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   name,

@@ -109,7 +109,6 @@ func failedJobs(g api.Group) error {
 	}
 }
 
-// printError prints an error and the hint for it.
 func (o IO) printError(err error) {
 	o.Notef("bulkaction: %s", printable(err.Error()))
 	o.printAdvice(err)

@@ -391,7 +391,6 @@ func (f *fakeAPI) called(call string) bool {
 	return slices.Contains(f.calls, call)
 }
 
-// groupByID returns a copy of a group.
 func (f *fakeAPI) groupByID(t *testing.T, id string) fakeGroup {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -317,8 +317,6 @@ func newWhy(r *Root) *cobra.Command {
 	}
 }
 
-// jobOf returns a job of a group. If the group has no such job, the error says which ordinals there
-// are.
 func jobOf(ctx context.Context, a *client.API, group string, ordinal int64) (api.Job, error) {
 	j, err := a.Job(ctx, group, ordinal)
 	if !isNotFound(err) {

@@ -284,7 +284,6 @@ func addSince(flags *pflag.FlagSet, at *time.Time, only string) {
 		only+" since then: a time such as 2026-01-02T15:04:05Z, or an age such as 24h")
 }
 
-// sinceValue is the value of --since.
 type sinceValue time.Time
 
 func (v *sinceValue) Set(text string) error {

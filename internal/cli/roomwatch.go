@@ -85,7 +85,6 @@ func (w *roomWatch) follow(ctx context.Context, a *client.API, event string, int
 	}
 }
 
-// update shows the event as it is at the time at.
 func (w *roomWatch) update(v api.RoomEvent, at time.Time) (err error) {
 	switch {
 	case w.JSON:

@@ -322,7 +322,6 @@ func (s *submission) withResumeHint(err error, group string, appended api.Append
 		group, appended.Accepted, s.again(id), group)
 }
 
-// flagValues has the values of the flags of submit.
 type flagValues struct {
 	typ, tenant, id, name, priority string
 	maxRetries                      int
@@ -516,7 +515,6 @@ func (v *flagValues) readBody(stdin io.Reader) ([]byte, error) {
 	return body, nil
 }
 
-// callOptions returns the options of the call that creates the group.
 func (v *flagValues) callOptions() []client.CallOption {
 	if v.key == "" {
 		return nil

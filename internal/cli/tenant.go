@@ -103,7 +103,6 @@ func newTenantShow(r *Root) *cobra.Command {
 	}
 }
 
-// tenantFlags has the values of the flags of `tenant set`.
 type tenantFlags struct {
 	rps, weight  float64
 	basePriority int64

@@ -38,7 +38,6 @@ func path(name, field string) string {
 	return name + "." + field
 }
 
-// at returns err behind the path at which it is.
 func at(path string, err error) error {
 	if path == "" {
 		return err
@@ -46,7 +45,6 @@ func at(path string, err error) error {
 	return fmt.Errorf("%s: %w", path, err)
 }
 
-// jsonName says what the JSON of a Go type is.
 func jsonName(t reflect.Type) string {
 	switch t.Kind() {
 	case reflect.String:

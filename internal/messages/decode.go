@@ -129,7 +129,6 @@ func (d Decoder) DecodeCancel(data []byte) (*CancelGroup, error) {
 	return decode(d, "body", data, (*bodyDecoder).readCancel)
 }
 
-// fastDecodeAppend decodes the data of a jobs.append message.
 func fastDecodeAppend(data []byte) *AppendJobs {
 	if len(data) > MaxMessageBytes || !utf8.Valid(data) {
 		return nil

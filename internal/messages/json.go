@@ -83,7 +83,6 @@ func elements(array []byte) iter.Seq2[int, []byte] {
 	}
 }
 
-// countElements returns the number of elements of an array.
 func countElements(array []byte) (n int) {
 	for range elements(array) {
 		n++

@@ -21,7 +21,6 @@ const shortest, longest = 200 * time.Millisecond, time.Second // between two pol
 
 func newTestFeed() *Feed[int] { return NewFeed[int](shortest, longest) }
 
-// next waits for the next value of a viewer.
 func next(v *Viewer[int]) (int, error) {
 	for {
 		value, changed, err := v.Next()

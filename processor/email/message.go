@@ -129,7 +129,6 @@ func isASCII(s string) bool {
 	return !strings.ContainsFunc(s, func(r rune) bool { return r >= utf8.RuneSelf })
 }
 
-// poolName is the name of the pool of accounts.
 const poolName = "smtp"
 
 // Accounts is a processor of SEND_EMAIL jobs like [Processor], but sends with several accounts from
@@ -142,7 +141,6 @@ type Accounts struct {
 	file     *accountsfile.File
 }
 
-// accounts are the accounts that are in use.
 type accounts struct {
 	source  credential.Source
 	members map[string]member // by id

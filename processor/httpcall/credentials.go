@@ -82,7 +82,6 @@ type loader struct {
 	byHost map[string][]hostEntry // by the host's name without a port
 }
 
-// hostEntry is one host of a pool.
 type hostEntry struct {
 	target
 	pool *pool

@@ -124,7 +124,6 @@ func (l lenders) host(host string) credential.Source {
 	return l[host]
 }
 
-// hostOf returns host:port of a server.
 func hostOf(server *httptest.Server) string { return server.Listener.Addr().String() }
 
 func call(url string) processor.Job { return job(`{"url":"` + url + `"}`) }

@@ -130,7 +130,6 @@ type target struct {
 
 var defaultPorts = map[string]string{"http": "80", "https": "443"}
 
-// targetOf returns the target of a URL.
 func targetOf(u *url.URL) target {
 	t := target{name: strings.ToLower(u.Hostname()), port: u.Port()}
 	if ascii, err := idna.Lookup.ToASCII(t.name); err == nil { // as package http does

@@ -18,7 +18,6 @@ import (
 	"github.com/bulkaction/bulkaction/processor/credential"
 )
 
-// accounts has a pool for each platform that has accounts.
 type accounts map[string]*pool
 
 // pool has the accounts of one platform. They serve the same app, so each can replace the others.

@@ -88,7 +88,6 @@ func newAPNsAccount(base *url.URL, key *ecdsa.PrivateKey, e apnsEntry, p parts) 
 	return a
 }
 
-// newAPNsTransport returns a transport for connections to APNs.
 func newAPNsTransport(roots *x509.CertPool) *http.Transport {
 	protocols := new(http.Protocols)
 	protocols.SetHTTP2(true) // APNs has no other

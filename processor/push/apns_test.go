@@ -254,7 +254,6 @@ func startService(b *testing.B) (url string, stop func() time.Duration) {
 	}
 }
 
-// usedCPU returns the CPU time that this process has used.
 func usedCPU(b *testing.B) time.Duration {
 	var u syscall.Rusage
 	require.NoError(b, syscall.Getrusage(syscall.RUSAGE_SELF, &u))

@@ -109,7 +109,6 @@ func (s *service) got() []request {
 	return s.requests
 }
 
-// last returns the last request.
 func (s *service) last(t testing.TB) request {
 	all := s.got()
 	require.NotEmpty(t, all)
@@ -241,7 +240,6 @@ func (o *outcomes) last(t testing.TB) credential.Outcome {
 	return o.all[len(o.all)-1]
 }
 
-// account returns the only account of a platform.
 func account(p *Processor, platform string) sender {
 	for _, m := range (*p.accounts.Load())[platform].members {
 		return m.sender

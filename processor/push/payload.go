@@ -49,7 +49,6 @@ type subscription struct{ endpoint, p256dh, auth string }
 // silent says that the message shows nothing to the user of the device.
 func (m *message) silent() bool { return m.title == "" && m.body == "" }
 
-// field decodes the value of one field.
 type field func(json.RawMessage) error
 
 // fields is a function that returns, for the name of a field, the function that decodes its value;
@@ -179,7 +178,6 @@ func textEnd(raw json.RawMessage) int {
 	}
 }
 
-// unquote returns the text of raw, which is a JSON string.
 func unquote(raw json.RawMessage) (s string) {
 	if text := raw[1 : len(raw)-1]; bytes.IndexByte(text, '\\') < 0 && utf8.Valid(text) {
 		return string(text)

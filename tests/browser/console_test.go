@@ -99,7 +99,6 @@ func (c *console) wait(group string) api.Group {
 	return g
 }
 
-// jobs returns n jobs with payloads for NOOP.
 func jobs(n int, payload func(i int) string) []client.NewJob {
 	all := make([]client.NewJob, n)
 	for i := range all {

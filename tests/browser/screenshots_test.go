@@ -151,7 +151,6 @@ func TestConsoleScreenshots(t *testing.T) {
 	require.Equal(t, api.StatusRunning, g.Status)
 }
 
-// colors returns how many colors a picture has.
 func colors(picture image.Image) int {
 	found := map[any]bool{}
 	for y := range picture.Bounds().Dy() {

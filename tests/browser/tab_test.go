@@ -215,7 +215,6 @@ func (b *tab) click(selector string) {
 	require.NoError(b.t, err)
 }
 
-// eval returns the value of an expression in the page.
 func eval[T any](b *tab, expression string) T {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.ctx, patience)

@@ -204,7 +204,6 @@ func (a *administrator) once(ctx context.Context, c command, in, key, group stri
 	return n, nil
 }
 
-// entriesOf returns the fields of each entry of a reply.
 func entriesOf(reply any) (all [][]string) {
 	entries, _ := reply.([]any)
 	for _, e := range entries {

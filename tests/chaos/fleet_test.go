@@ -269,7 +269,6 @@ func (f *fleet) violate(format string, args ...any) {
 	f.violations = append(f.violations, fmt.Sprintf(format, args...))
 }
 
-// of returns the slots of a role.
 func (f *fleet) of(role string) []*slot {
 	var all []*slot
 	for _, s := range f.slots {

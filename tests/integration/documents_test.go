@@ -130,7 +130,6 @@ func shellCommands(t *testing.T, name string) string {
 	return script.String()
 }
 
-// document is a document with commands.
 type document struct {
 	notRun int      // how many of its blocks have the comment `not run`
 	ownRun bool     // a test of its own runs its commands, or none can be run

@@ -26,7 +26,6 @@ type message struct {
 	reason string
 }
 
-// of returns a message of a type with this data.
 func of(typ, data, reason string) message {
 	return message{[]any{"type", typ, "data", data}, reason}
 }

@@ -210,7 +210,6 @@ func (s *system) of(role string) []*proctest.Process {
 	return slices.Concat(s.procs[allRoles], s.procs[role])
 }
 
-// proc returns the i-th process that has a role.
 func (s *system) proc(role string, i int) *proctest.Process {
 	s.t.Helper()
 	procs := s.of(role)

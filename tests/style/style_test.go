@@ -53,7 +53,6 @@ var (
 	testsOnly  = []string{"MPL-2.0"}
 )
 
-// licencesIn returns the names of the licences in a text.
 func licencesIn(text string) []string {
 	text = strings.Join(strings.Fields(text), " ")
 	var found []string

@@ -14,7 +14,6 @@ import (
 	"github.com/bulkaction/bulkaction/processor"
 )
 
-// payload says what a job does.
 type payload struct {
 	// N is the job's index in the plan of its group. The ordinal can differ from it, because parts
 	// of a group may arrive in any order.

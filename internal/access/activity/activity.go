@@ -155,7 +155,6 @@ func WithActor(ctx context.Context, actor api.Activity) context.Context {
 	return context.WithValue(ctx, actorKey{}, actor)
 }
 
-// by returns e with the actor of ctx.
 func by(ctx context.Context, e api.Activity) api.Activity {
 	a, _ := ctx.Value(actorKey{}).(api.Activity)
 	e.Actor, e.Role, e.Via, e.IP, e.RequestID, e.Tenant = a.Actor, a.Role, a.Via, a.IP, a.RequestID, a.Tenant

@@ -58,7 +58,6 @@ func checkName(name string) error {
 	return nil
 }
 
-// encode returns the record as it is stored.
 func (r Record) encode() (string, error) {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
@@ -132,7 +131,6 @@ func OpenFile(path string) (*File, error) {
 // were read before stay in use, and the mistake is returned once.
 func (f *File) Reload() (changed bool, err error) { return f.file.Reload() }
 
-// find returns the principal of the key with a hash.
 func (f *File) find(hash auth.Hash) (auth.Principal, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

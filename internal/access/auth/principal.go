@@ -194,7 +194,6 @@ const (
 // Scopes are all scopes.
 var Scopes = []Scope{Read, ReadSystem, ReadMetrics, Submit, Control, Tenants, System, EntryTokens}
 
-// allowed are the scopes of each role.
 var allowed = map[Role][]Scope{
 	Admin:    Scopes,
 	Operator: {Read, ReadSystem, ReadMetrics, Control, Tenants},

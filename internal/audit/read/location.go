@@ -75,7 +75,6 @@ type Element struct {
 	Type     string // of the job; "" where the location doesn't say it
 }
 
-// element returns an element that is readable if ok is set.
 func element(id, group string, ordinal int64, attempt int, typ string, ok bool) Element {
 	if !ok {
 		return Element{ID: id}

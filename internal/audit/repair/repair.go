@@ -93,7 +93,6 @@ func Run(
 	}
 }
 
-// partitionRepair is one repair of the findings of one partition.
 type partitionRepair struct {
 	read.Reader
 	conn    *redisx.Conn
@@ -330,7 +329,6 @@ type codesReading struct {
 	failures int64
 }
 
-// readCodes reads the error codes of a group.
 func (r *partitionRepair) readCodes(ctx context.Context, id string) (codesReading, error) {
 	var hash *redis.SliceCmd
 	var all *redis.MapStringStringCmd
@@ -390,7 +388,6 @@ func (r *partitionRepair) repairLocation(ctx context.Context, at read.Location) 
 	return l.removed, err
 }
 
-// locationRepair is the repair of one location.
 type locationRepair struct {
 	*partitionRepair
 	at         read.Location

@@ -17,7 +17,6 @@ import (
 
 func TestMain(m *testing.M) { audittest.Main(m) }
 
-// run makes a full audit of a world and returns the report.
 func run(w *audittest.World) audit.Report {
 	r, err := audit.Run(w.Context(), w.Conn, w.Space, audit.Options{})
 	w.OK(err)

@@ -120,7 +120,6 @@ func (o inOrder) Borrow(ctx context.Context) (credential.Loan, error) {
 
 func (o inOrder) Availability() processor.Availability { return credential.AvailabilityOf(o...) }
 
-// rateOf returns the limit of a guard.
 func rateOf(r credential.Rate, limiter string) guard.Rate {
 	switch {
 	case r.Permits == 0:

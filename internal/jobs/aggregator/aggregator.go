@@ -87,7 +87,6 @@ func (a *Aggregator) Run(ctx context.Context) error {
 	return r.Run(ctx)
 }
 
-// partitionReducer reduces the results of one partition.
 type partitionReducer struct {
 	*Aggregator
 	partition  keyspace.Partition
@@ -318,7 +317,6 @@ func (m *groupCache) put(group string, cached *cachedGroup) {
 	m.bytes += cached.size
 }
 
-// remove removes a group, if it is there.
 func (m *groupCache) remove(group string) {
 	if cached := m.groups[group]; cached != nil {
 		m.bytes -= cached.size

@@ -91,7 +91,6 @@ type pendingAppend struct {
 	skipped []int           // jobs that were left out because their keys are taken
 }
 
-// result returns the error of the append for its caller.
 func (a *pendingAppend) result() error {
 	if a.err == nil && len(a.skipped) > 0 {
 		return &api.KeysTakenError{Jobs: a.skipped}

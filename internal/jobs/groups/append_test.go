@@ -40,7 +40,6 @@ func (c poisoned) EvalSha(ctx context.Context, sha string, keys []string, args .
 	return c.Cmdable.EvalSha(ctx, sha, keys, args...)
 }
 
-// open submits a group that is not sealed.
 func open(w *stagetest.World, g messages.SubmitGroup) {
 	w.T.Helper()
 	_, err := w.Store.Submit(context.WithoutCancel(stagetest.Trusted(w.T)), &g, now)

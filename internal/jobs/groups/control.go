@@ -149,7 +149,6 @@ func (s *Store) setPaused(
 // exists on its master. After the pipeline has run, present reports whether it does.
 type writeCheck func(redis.Pipeliner) (present func() bool)
 
-// errWriteLost says that a failover has lost a write.
 var errWriteLost = errors.New("a failover has lost what was written")
 
 func writeLost(p keyspace.Partition) error {
@@ -247,7 +246,6 @@ type replicaWait struct {
 	err     error
 }
 
-// newBatchers returns a batcher for each partition.
 func newBatchers[T any](space keyspace.Space) []*redisx.Batcher[T] {
 	all := make([]*redisx.Batcher[T], space.Partitions())
 	for i := range all {

@@ -197,7 +197,6 @@ func (s *Store) choose(
 	return found, scanned, nil
 }
 
-// selected returns the groups of a page that a query selects.
 func (s *Store) selected(ctx context.Context, page []listedGroup, q *messages.ListQuery) ([]listedGroup, error) {
 	if q.Prefix != "" {
 		page = slices.DeleteFunc(slices.Clone(page), func(g listedGroup) bool {
@@ -219,7 +218,6 @@ func (s *Store) selected(ctx context.Context, page []listedGroup, q *messages.Li
 	return slices.DeleteFunc(slices.Clone(page), func(g listedGroup) bool { return !selected[g.ID] }), err
 }
 
-// byPartition returns the partitions of a page, and the ids of the groups of each.
 func byPartition(page []listedGroup) (parts []keyspace.Partition, ids [][]string) {
 	for _, at := range page {
 		i := slices.Index(parts, at.p)

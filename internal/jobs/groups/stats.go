@@ -121,7 +121,6 @@ func (s *Store) addPartitions(ctx context.Context, st *api.Stats, byType map[str
 	return nil
 }
 
-// partitionStats are the numbers of one partition.
 type partitionStats struct {
 	ledger.PartitionStats
 	loads  []api.TypeStats

@@ -151,7 +151,6 @@ func retryLost(ctx context.Context, steps func(context.Context) error) error {
 // a caller without a key must use auth.Trust.
 var errNoPrincipal = errors.New("the call has no principal")
 
-// caller returns the principal of a call.
 func caller(ctx context.Context) (auth.Principal, error) {
 	p, ok := auth.From(ctx)
 	if !ok {

@@ -74,7 +74,6 @@ func (s *Store) ReadViews(ctx context.Context, p keyspace.Partition, ids []strin
 	return s.showGroups(ctx, p, groups)
 }
 
-// showGroups returns the views of groups of one partition.
 func (s *Store) showGroups(ctx context.Context, p keyspace.Partition, groups []ledger.Group) ([]api.Group, error) {
 	views := make([]api.Group, 0, len(groups))
 	for i := range groups {
@@ -228,7 +227,6 @@ func (s *Store) speeds(ctx context.Context, p keyspace.Partition, of map[string]
 	return nil
 }
 
-// latestOf returns the latest of the times.
 func latestOf(first time.Time, more ...time.Time) time.Time {
 	for _, at := range more {
 		if at.After(first) {

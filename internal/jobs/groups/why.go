@@ -61,7 +61,6 @@ func (s *Store) explainJob(
 	}
 }
 
-// waitingJob is the job that is explained.
 type waitingJob struct {
 	ledger.WaitingJob
 	s       *Store

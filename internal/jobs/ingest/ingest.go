@@ -249,7 +249,6 @@ func (in *source) handleMessage(ctx context.Context, env messages.Envelope, entr
 	}
 }
 
-// origin returns the origin of a message.
 func origin(env messages.Envelope) groups.Origin {
 	return groups.Origin{TraceParent: env.TraceParent, At: time.Now(), Published: true}
 }

@@ -159,7 +159,6 @@ func (w *world) now() int64 {
 	return at.UnixMicro()
 }
 
-// pass waits for the time d.
 func (w *world) pass(d time.Duration) {
 	w.Helper()
 	require.NoError(w, redisx.Sleep(w.Context(), d))

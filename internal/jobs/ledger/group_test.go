@@ -57,7 +57,6 @@ func TestCreateAgainTellsTheStatus(t *testing.T) {
 	})
 }
 
-// event is an event in the outbox.
 type event struct {
 	group, status string
 	round         int64

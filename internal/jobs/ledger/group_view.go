@@ -358,7 +358,6 @@ func ListWith(status api.Status) GroupList {
 	return OpenGroups
 }
 
-// keyOf returns the key of a list.
 func (l GroupList) keyOf(p keyspace.Partition) string {
 	switch l {
 	case OpenGroups:

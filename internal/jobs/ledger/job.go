@@ -209,7 +209,6 @@ func (j *Job) QueuedWithTrace(trace string) string {
 	return j.Queued[:len(j.Queued)-len(end)-1-len(j.Trace)] + trace + "|" + end
 }
 
-// cutKey returns the payload and the key behind it.
 func cutKey(text string) (payload, key string) {
 	if n := len(text); n == 0 || text[n-1] != fieldMark {
 		return text, ""

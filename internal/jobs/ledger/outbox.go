@@ -79,7 +79,6 @@ func outboxEntry(e redis.XMessage, id string, parts groupParts, fields map[strin
 	}
 }
 
-// errSnapshot says that a snapshot is not a JSON array of strings.
 var errSnapshot = errors.New("want an array of strings")
 
 // readSnapshot parses a group's hash in the form in which the outbox holds it: a JSON array of

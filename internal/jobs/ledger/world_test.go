@@ -117,7 +117,6 @@ func (w *world) append(group string, n int) {
 	}
 }
 
-// fill creates a group with n jobs.
 func (w *world) fill(group string, n int, tenant, typ string, fields ...string) {
 	w.Helper()
 	w.create(group, tenant, typ, fields...)

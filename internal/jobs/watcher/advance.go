@@ -261,7 +261,6 @@ func (p *partition) publish(events ...*message.Message) error {
 	return nil
 }
 
-// encode returns the message of an event, with data as its JSON.
 func encode(e api.Event, data any) (*message.Message, error) {
 	encoded, err := json.Marshal(data)
 	if err != nil {

@@ -153,7 +153,6 @@ func (m *maintenance) endedGroups(ctx context.Context, from string, until float6
 	return ended, nil
 }
 
-// millisAgo returns the time that is keep ago, in Unix ms.
 func millisAgo(keep time.Duration) float64 { return float64(time.Now().Add(-keep).UnixMilli()) }
 
 // formatMillis formats a time in ms as Redis reads it.

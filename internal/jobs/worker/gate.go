@@ -150,7 +150,6 @@ func (g *gate) callAdmit(ctx context.Context, t *task) (pass processor.Pass, err
 	return g.proc.Admit(ctx, t.job())
 }
 
-// maxJitter is the longest time that jitter returns.
 const maxJitter = time.Minute
 
 // jitter returns a random time, at most as long as the jobs of this type in this process that wait

@@ -17,7 +17,6 @@ import (
 	"github.com/bulkaction/bulkaction/processor"
 )
 
-// startRates returns the start rates of a report.
 func startRates(r *rates, now time.Time) map[string]float64 {
 	perSecond, _ := r.report(now)
 	return perSecond

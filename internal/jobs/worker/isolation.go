@@ -179,7 +179,6 @@ type rates struct {
 	reportedAt time.Time // last call of report
 }
 
-// typeRates are the measurements of one type.
 type typeRates struct {
 	firstStart time.Time
 	starts     []startBucket // oldest first, none older than rateSpan

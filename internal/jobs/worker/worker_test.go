@@ -394,7 +394,6 @@ func TestNewRefuses(t *testing.T) {
 	}
 }
 
-// lastErrorText returns the last error of a job, as its processor sees it, as text.
 func lastErrorText(j processor.Job) string {
 	e := j.LastError
 	if e == nil {

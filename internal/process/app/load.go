@@ -242,7 +242,6 @@ type Variable struct {
 // Config, and of processors (see [Config.Processors]).
 func Variables(processors any) []Variable { return (&Config{Processors: processors}).variables() }
 
-// section is one section of a Config.
 type section struct {
 	name, prefix string
 	value        reflect.Value

@@ -32,7 +32,6 @@ type Base struct {
 	listening func()
 }
 
-// of returns what the role of p gets.
 func (b Base) of(p *app.Process) stage.Process {
 	return stage.Process{ID: p.Instance, Version: app.Version(), Conn: b.Conn, Space: b.Space, Tel: p.Tel}
 }

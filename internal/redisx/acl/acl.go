@@ -263,7 +263,6 @@ func check(ctx context.Context, server redis.Cmdable, u User) error {
 	return u.missing(probes, numbers)
 }
 
-// missing returns the error for the probes that were denied.
 func (u User) missing(probes []probe, denied []int) *Missing {
 	m := &Missing{User: u.Name}
 	for _, i := range denied {

@@ -14,7 +14,6 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// rawReply receives the bytes of a reply.
 type rawReply struct{ b []byte }
 
 var rawReplies = sync.Pool{New: func() any { return new(rawReply) }}

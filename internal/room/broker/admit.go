@@ -194,7 +194,6 @@ func (b *Broker) end(ctx context.Context, event, user, conn, reason string) {
 	}
 }
 
-// owns says whether a conn was made by this broker.
 func (b *Broker) owns(conn string) bool { return keyspace.InstanceOf(conn) == b.instance }
 
 // checkDelivery is the delivery check. It claims for users whose numbers left the queue at least a

@@ -183,7 +183,6 @@ func (cs *connections) find(event, user, conn string) *connection {
 	return nil
 }
 
-// byEvent returns all connections by event.
 func (cs *connections) byEvent() map[string][]*connection {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -194,7 +193,6 @@ func (cs *connections) byEvent() map[string][]*connection {
 	return all
 }
 
-// all returns all connections.
 func (cs *connections) all() []*connection {
 	return slices.Concat(slices.Collect(maps.Values(cs.byEvent()))...)
 }

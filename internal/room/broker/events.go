@@ -15,7 +15,6 @@ import (
 	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
 )
 
-// viewsOf returns the views of the partition of an event.
 func (b *Broker) viewsOf(event string) *position.Views {
 	return b.views[b.Space.OfEvent(event).Index()]
 }

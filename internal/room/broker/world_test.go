@@ -196,7 +196,6 @@ func (w *world) startWith(prepare func(redis.UniversalClient), change ...func(*b
 	return i
 }
 
-// frame is a frame of a stream.
 type frame struct {
 	Event      string
 	State      string   `json:"state"`

@@ -33,13 +33,11 @@ type loadState struct {
 	retryAt time.Time
 }
 
-// entry is an entry of moves.
 type entry struct {
 	id   stream.ID
 	move waitingroom.Move
 }
 
-// loadResult says how a load has ended.
 type loadResult int
 
 const (

@@ -307,7 +307,6 @@ func (a *Admin) RemoveUser(ctx context.Context, event, user string) (bool, error
 	return removed, nil
 }
 
-// invalid returns the error for bad fields, or nil.
 func invalid(bad ...api.FieldError) error {
 	if len(bad) == 0 {
 		return nil

@@ -111,7 +111,6 @@ func (w *world) withSeats(answer *atomic.Pointer[string]) {
 	w.Admin = roomadmin.New(w.cfg)
 }
 
-// declare creates the event, or sets its roomadmin.
 func (w *world) declare(set api.EventSettings) api.RoomEvent {
 	w.Helper()
 	v, err := w.SetEvent(w.Context(), event, set, 0)

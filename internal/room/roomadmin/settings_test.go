@@ -19,7 +19,6 @@ func rules() Rules {
 
 func d(d time.Duration) *api.Duration { return new(api.Duration(d)) }
 
-// fieldsOf returns the names of bad fields.
 func fieldsOf(bad []api.FieldError) (names []string) {
 	for _, b := range bad {
 		names = append(names, b.Field)

@@ -14,7 +14,6 @@ import (
 
 const pagePath = "/events/sale/wait"
 
-// element returns the element with an id.
 func element(t *testing.T, page, id string) *html.Node {
 	t.Helper()
 	root, err := html.Parse(strings.NewReader(page))

@@ -32,7 +32,6 @@ type Stream struct {
 	reason   string // of ended or reconnect
 }
 
-// kinds is a set of kinds of frames.
 type kinds uint8
 
 const (

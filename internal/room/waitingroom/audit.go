@@ -59,7 +59,6 @@ func (r *Rooms) Audit(
 	return a.found, nil
 }
 
-// roomAudit is an audit of one event.
 type roomAudit struct {
 	rooms *Rooms
 	event string
@@ -197,7 +196,6 @@ func (a *roomAudit) add(f Finding) {
 	}
 }
 
-// readFinding reads a finding of the script.
 func readFinding(row *call.Reply) Finding {
 	law, what, number, have, want := row.Text(), row.Text(), row.Number(), row.Number(), row.Number()
 	user := fmt.Sprintf("the user with number %d", number)

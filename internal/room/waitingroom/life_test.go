@@ -413,7 +413,6 @@ func newWorld(t *testing.T, url, prefix string) *world {
 // event is the id of the event of the tests.
 const event = "sale"
 
-// defaults are the settings of the design, with a capacity.
 func defaults(capacity int64) waitingroom.Settings {
 	return waitingroom.Settings{
 		Capacity: capacity, MaxWaiting: 1_000_000, TokenTTL: 5 * time.Minute, Leeway: 10 * time.Second,

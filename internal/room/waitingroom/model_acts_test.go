@@ -20,7 +20,6 @@ func draw[T any](m *model, what string, from ...T) T { return rapid.SampledFrom(
 
 func (m *model) drawEvent() string { return draw(m, "event", "e", "e", "e", "e", "e", "e", "e", "o") }
 
-// record returns the record of a user in Redis.
 func (m *model) record(event, user string) record {
 	e := m.view.events[event]
 	if e == nil {

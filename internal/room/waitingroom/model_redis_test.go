@@ -20,10 +20,8 @@ var allScripts = []*call.Script{
 	completeScript, expireScript, sweepScript, forgetScript, snapshotScript, auditScript,
 }
 
-// modelKeys are the keys of each call.
 var modelKeys = []string{modelBase, modelBase + "absent"}
 
-// storedEvent is an event in Redis.
 type storedEvent struct {
 	hash                 map[string]string
 	waiting, away, slots map[string]int64

@@ -33,7 +33,6 @@ type refUser struct {
 func (u *refUser) queued() bool { return u != nil && (u.letter == 'W' || u.letter == 'A') }
 func (u *refUser) inside() bool { return u != nil && !u.queued() }
 
-// refEvent is an event.
 type refEvent struct {
 	id       string
 	settings map[string]string // as declared
@@ -210,7 +209,6 @@ func rangesOf(sorted []int64) string {
 	return b.String()[1:]
 }
 
-// declareCall are the arguments of declare.
 type declareCall struct {
 	event, how string
 	rev        int64

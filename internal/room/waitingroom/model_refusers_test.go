@@ -271,7 +271,6 @@ func (p *refRooms) claim(event string, visitors []Visitor) []any {
 	return reply
 }
 
-// token returns the user with this token.
 func (p *refRooms) token(event, user, fence string) (*refEvent, *refUser) {
 	e := p.events[event]
 	if e == nil || e.users[user] == nil || e.users[user].letter != 'P' || fmt.Sprint(e.users[user].fence) != fence {

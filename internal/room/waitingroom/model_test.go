@@ -61,7 +61,6 @@ type model struct {
 	laws map[string]*lawsOf // by event
 }
 
-// oneCall is a call of a script.
 type oneCall struct {
 	script string
 	args   []any

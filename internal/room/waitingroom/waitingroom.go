@@ -181,7 +181,6 @@ func script(name string) *call.Script {
 	return call.NewScript(name, source)
 }
 
-// run executes a script on a partition.
 func (r *Rooms) run(ctx context.Context, s *call.Script, p keyspace.Partition, args ...any) *call.Reply {
 	began := time.Now()
 	reply, err := s.Run(ctx, r.rdb, p.Keys(), args)

@@ -34,7 +34,6 @@ func Summary(violations []api.Violation) []string {
 	return slices.Compact(all)
 }
 
-// All returns the partition of the group "all".
 func (b *base) All() keyspace.Partition { return b.Part("all") }
 
 // Incr adds n to a field of a hash.
@@ -97,5 +96,4 @@ func (d *data) chunk(group string) (lines []string, set func([]string)) {
 	}
 }
 
-// resultLine returns a result line of the job with this ordinal.
 func resultLine(ordinal int64) string { return fmt.Sprintf(`{"ordinal":%d,"data":1}`, ordinal) }

@@ -80,7 +80,6 @@ func (b *base) OK(err error) { require.NoError(b, err) }
 // ignores, and an error.
 func (b *base) did(_ any, err error) { b.OK(err) }
 
-// Part returns the partition of a group.
 func (b *base) Part(group string) keyspace.Partition { return b.Space.OfTenant(b.Tenant(group)) }
 
 // Tenant returns the tenant that a group's owner key names.
@@ -356,7 +355,6 @@ func (d *data) JobIn(group string, letter ledger.Letter, n int) int64 {
 // count returns the number of a group's jobs with a state letter.
 func (d *data) count(group string, letter ledger.Letter) int { return len(d.jobsIn(group, letter)) }
 
-// ordinalOf returns the ordinal of a result line.
 func ordinalOf(line string) (n int64, ok bool) {
 	var r struct{ Ordinal *int64 }
 	if json.Unmarshal([]byte(line), &r) != nil || r.Ordinal == nil {

@@ -16,7 +16,6 @@ import (
 // replication stream.
 var acked = regexp.MustCompile(`slave\d+:.*state=online,offset=[1-9]`)
 
-// masterName is the name of the master in Sentinel.
 const masterName = "mymaster"
 
 // Sentinels is a master with a replica and a Sentinel, which promotes the replica about two seconds

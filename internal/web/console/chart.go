@@ -12,7 +12,6 @@ import (
 // This file computes the geometry of charts: scales, ticks, and how small values stay visible. It
 // knows no HTML: templates write the results as SVG.
 
-// axisTick is a mark of an axis.
 type axisTick struct {
 	At    float64 // its place along the axis, in units of the figure
 	Label string
@@ -24,7 +23,6 @@ type linePoint struct {
 	Value float64
 }
 
-// lineSeries is a line of a chart.
 type lineSeries struct {
 	Name, Class string // Class names its color, see app.css
 	Points      []linePoint
@@ -43,7 +41,6 @@ type chartMark struct {
 	Title    string
 }
 
-// lineChart is a line chart.
 type lineChart struct {
 	Width, Height            float64
 	Left, Right, Top, Bottom float64 // the edges of the plot
@@ -228,7 +225,6 @@ type quantity struct {
 	Number      int64
 }
 
-// barPart is a part of a divided bar.
 type barPart struct {
 	quantity
 	X, Width float64
@@ -280,7 +276,6 @@ func divideBar(width float64, values []quantity) []barPart {
 
 func round(v float64) float64 { return math.Round(v*100) / 100 }
 
-// histogramBar is a bar of a histogram.
 type histogramBar struct {
 	Name, Title, Label string
 	X, Y, Width        float64

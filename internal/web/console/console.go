@@ -194,7 +194,6 @@ func (c *Console) allPages() []page {
 	return all
 }
 
-// allActions returns the table of actions.
 func (c *Console) allActions() []action {
 	groups, tenants, submit := groupPages{c.Backend}, tenantPages{c.Backend}, submitPage{c.Submissions, c.Decoder}
 	all := []action{

@@ -25,7 +25,6 @@ const (
 // letterPages serves two pages: dead letters, and rejected messages.
 type letterPages struct{ backend httpapi.Backend }
 
-// deadLettersData is the data of the page of dead letters.
 type deadLettersData struct {
 	Letters  []deadLetter
 	Codes    []letterCode // of the letters on this page
@@ -196,7 +195,6 @@ func (p letterPages) readRejected(q url.Values) (
 // failuresPage serves the page that counts the failed jobs of a group by code and by fingerprint.
 type failuresPage struct{ *Console }
 
-// failuresData is the data of the page.
 type failuresData struct {
 	Group   api.Group
 	Summary api.FailureSummary

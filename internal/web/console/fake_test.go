@@ -346,7 +346,6 @@ func as(t *testing.T, who auth.Principal) *testConsole {
 	return w
 }
 
-// parallel and parallelAs are newTestConsole and as for a parallel test.
 func parallel(t *testing.T) *testConsole { t.Parallel(); return newTestConsole(t) }
 
 func parallelAs(t *testing.T, who auth.Principal) *testConsole { t.Parallel(); return as(t, who) }
@@ -417,7 +416,6 @@ func parse(t *testing.T, text string) document {
 	return d
 }
 
-// all returns the elements with a name, "" for any.
 func (d document) all(name string) (found []*html.Node) {
 	for n := range d.root.Descendants() {
 		if n.Type == html.ElementNode && (name == "" || n.Data == name) {

@@ -223,7 +223,6 @@ func noticeOf(q url.Values) string {
 	return text
 }
 
-// notOneOf returns the error for a field that has none of the values.
 func notOneOf[S ~string](field string, values []S) error {
 	names := make([]string, len(values))
 	for i, v := range values {

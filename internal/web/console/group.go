@@ -28,7 +28,6 @@ const (
 	whyInterval = 2 * time.Second
 )
 
-// groupData is the data of the page of a group.
 type groupData struct {
 	api.Group
 	Complete   bool // Aggregate is not left out
@@ -205,7 +204,6 @@ type aggregate struct {
 	Numbers   []named    // the distribution in numbers
 }
 
-// named is a number with a name.
 type named struct{ Name, Text string }
 
 const maxAggregateText = 2000 // bytes of an aggregate that is shown as JSON
@@ -265,7 +263,6 @@ func (a *aggregate) distribution(numbers map[string]float64) bool {
 	return true
 }
 
-// jobData is the data of the page of a job.
 type jobData struct {
 	api.Job
 	Result string // the job's result, with line breaks

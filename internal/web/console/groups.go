@@ -30,7 +30,6 @@ var statuses = []api.Status{
 // groupPages show groups and their jobs, and control them.
 type groupPages struct{ backend httpapi.Backend }
 
-// groupsData is the data of the list of groups.
 type groupsData struct {
 	Groups   []api.Group
 	Tenant   string

@@ -31,7 +31,6 @@ var memberStates = []string{"free", "cooling", "busy", "off", notClosed}
 // guardPages show guards, and control their members.
 type guardPages struct{ backend httpapi.Backend }
 
-// guardsData is the data of the list of guards.
 type guardsData struct {
 	Guards []api.GuardSummary
 	Kind   string
@@ -67,7 +66,6 @@ func (p guardPages) readList(q url.Values) (
 	}, filter, nil
 }
 
-// guardData is the data of the page of a guard.
 type guardData struct {
 	api.Guard
 	All    int               // members

@@ -135,7 +135,6 @@ func (c keysPage) create(ctx context.Context, r *http.Request) (view, error) {
 	return view{name: "newkey", title: "New key", data: created}, err
 }
 
-// revoke revokes a key.
 func (c keysPage) revoke(ctx context.Context, r *http.Request) (string, error) {
 	if c.KeyStore == nil {
 		return "", errKeysOff

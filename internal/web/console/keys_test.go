@@ -30,7 +30,6 @@ func (s *fakeSessions) FirstUse(_ context.Context, form string) (bool, error) {
 	return !sent, s.err
 }
 
-// fakeKeyStore has keys of all states.
 type fakeKeyStore struct {
 	mu       sync.Mutex
 	keys     []apikey.Record

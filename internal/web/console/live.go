@@ -40,7 +40,6 @@ type topic struct {
 	check func(r *http.Request) error
 }
 
-// topics is the table of topics.
 func (c *Console) topics() map[string]topic {
 	groups, tenants, letters := groupPages{c.Backend}, tenantPages{c.Backend}, letterPages{c.Backend}
 	guards := guardPages{c.Backend}

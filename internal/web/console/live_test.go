@@ -18,7 +18,6 @@ import (
 	"github.com/bulkaction/bulkaction/internal/access/auth"
 )
 
-// server serves the console, and returns its URL.
 func (w *testConsole) server() string {
 	s := httptest.NewServer(w.console)
 	w.Cleanup(s.Close)
@@ -34,7 +33,6 @@ type stream struct {
 	close  func()
 }
 
-// follow opens a stream of a topic.
 func (w *testConsole) follow(server, topic, cookie string) *stream {
 	w.Helper()
 	ctx, cancel := context.WithCancel(w.Context())

@@ -217,7 +217,6 @@ func (d overviewData) now(value func(api.HistoryPoint) float64) string {
 	return decimal(value(*d.History.Now))
 }
 
-// tenantLoad is a tenant with what it gets of its share.
 type tenantLoad struct {
 	api.Tenant
 	// Got is the number of the tenant's jobs that end per window of the rate limit, averaged over

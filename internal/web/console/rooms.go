@@ -161,7 +161,6 @@ func (p roomPages) reader(event string) func(context.Context) (any, error) {
 	}
 }
 
-// settingsOf returns the settings of an event, each with its name in the API.
 func settingsOf(e api.RoomEvent) (all []named) {
 	add := func(name, text string) {
 		if text != "" {
@@ -262,7 +261,6 @@ func (p roomPages) recalibrate(ctx context.Context, event string, form url.Value
 	return "room-recalibrated", err
 }
 
-// removeUser removes the user in the form.
 func (p roomPages) removeUser(ctx context.Context, event string, form url.Values) (string, error) {
 	user := strings.TrimSpace(form.Get("user"))
 	if !api.ValidID(user) {

@@ -30,7 +30,6 @@ const sortByLoad = "backlog"
 // tenantPages show tenants, and change their settings.
 type tenantPages struct{ backend httpapi.Backend }
 
-// tenantsData is the data of the list of tenants.
 type tenantsData struct {
 	Tenants []tenantLoad
 	ByLoad  bool
@@ -79,7 +78,6 @@ func (p tenantPages) readList(q url.Values) (
 	}, filter, nil
 }
 
-// tenantData is the data of the page of a tenant.
 type tenantData struct {
 	api.Tenant
 	Groups  []api.Group       // the newest

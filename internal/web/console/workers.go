@@ -170,7 +170,6 @@ const (
 // partitions.
 type auditPage struct{ backend httpapi.Backend }
 
-// auditData is the data of the page of the audit.
 type auditData struct {
 	api.AuditState
 	Laws       []quantity // with open violations, the most first

@@ -303,7 +303,6 @@ func (k recordedKeys) Revoke(ctx context.Context, id string) error {
 		func(ctx context.Context) error { return k.KeyStore.Revoke(ctx, id) })
 }
 
-// keyCalls is the calls on API keys.
 type keyCalls struct{ *server }
 
 func (s keyCalls) routes() []route {
@@ -317,7 +316,6 @@ func (s keyCalls) routes() []route {
 	}
 }
 
-// errNoKeys says that this API asks for no keys.
 var errNoKeys = web.NewProblem(api.Conflict,
 	"this API asks for no keys (BULKACTION_AUTH=off), so it does not manage them; `bulkaction key` does, in Redis")
 

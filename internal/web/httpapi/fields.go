@@ -199,7 +199,6 @@ func (f *fields) duration(name string) *api.Duration {
 	return &d
 }
 
-// eventSettings reads all fields of the settings of an event.
 func (f *fields) eventSettings() api.EventSettings {
 	set := api.EventSettings{
 		Capacity:   f.count("capacity"),

@@ -78,7 +78,6 @@ func withLinks(a api.Accepted) api.Accepted {
 	return a
 }
 
-// pathID returns the id in the path, or an error when it is not a valid id.
 func pathID(r *http.Request) (string, error) { return pathValue(r, "id") }
 
 func pathValue(r *http.Request, name string) (string, error) {

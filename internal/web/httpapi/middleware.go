@@ -267,7 +267,6 @@ func problemOf(err error) (p *web.Problem, known bool) {
 	return p, true
 }
 
-// writeProblem answers with the problem of err.
 func (s *server) writeProblem(w http.ResponseWriter, r *http.Request, err error) {
 	s.problem(w, r, err).Write(w)
 }

@@ -222,7 +222,6 @@ func (r recordedRooms) RemoveUser(ctx context.Context, event, user string) (remo
 	return removed, err
 }
 
-// listActivity returns a page of the activity log.
 func listActivity(log Activity) func(*http.Request) (api.ActivityList, error) {
 	return func(r *http.Request) (l api.ActivityList, err error) {
 		q := r.URL.Query()

@@ -45,7 +45,6 @@ type Rooms interface {
 	CompleteToken(ctx context.Context, token string, sold bool) (bool, error)
 }
 
-// roomCalls serves the calls on the waiting room.
 type roomCalls struct{ *server }
 
 // routes returns the routes of the waiting room. If the API has no keys, only callers on this

@@ -114,7 +114,6 @@ const (
 	afterQuote // after a closing quote, or after the first of two quotes that stand for one
 )
 
-// after returns the state behind text.
 func (s csvState) after(text []byte, delimiter byte) csvState {
 	for _, b := range text {
 		switch {

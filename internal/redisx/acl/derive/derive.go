@@ -38,7 +38,6 @@ type user struct {
 	roots []string
 }
 
-// connect is what each process with a role does first.
 const connect = "internal/process/roles.Connect"
 
 // users are the kinds of processes that use Redis.
@@ -177,7 +176,6 @@ type function struct {
 	exported bool
 }
 
-// functions returns the functions and methods of a package.
 func functions(p *ssa.Package) []function {
 	var all []function
 	for name, member := range p.Members {

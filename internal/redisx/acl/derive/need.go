@@ -51,7 +51,6 @@ func global(v ssa.Value) *ssa.Global {
 	return g
 }
 
-// addCommands adds the commands that an instruction sends.
 func (c *code) addCommands(n *found, pkg string, instruction ssa.Instruction) {
 	add := func(names []string) {
 		for _, name := range names {
