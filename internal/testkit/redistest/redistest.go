@@ -217,10 +217,13 @@ func await(t testing.TB, what string, ready func(context.Context) error) {
 // the methods that it needs.
 type NoHook struct{}
 
+// DialHook returns next.
 func (NoHook) DialHook(next redis.DialHook) redis.DialHook { return next }
 
+// ProcessHook returns next.
 func (NoHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
 
+// ProcessPipelineHook returns next.
 func (NoHook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return next
 }
