@@ -179,6 +179,35 @@ func (r *Registry) Compile(specs []Spec) (*Plan, error) {
 	return p, nil
 }
 
+// CompileStored makes the plan of specs that were accepted before, perhaps by another process. An
+// aggregate whose reducer this registry lacks (see [Plan.Missing]), or whose reducer refuses it
+// now, is null.
+func (r *Registry) CompileStored(specs []Spec) *Plan {
+	p := &Plan{specs: slices.Clone(specs), fields: newExtractor()}
+	for _, spec := range specs {
+		if err := r.compile(p, spec, false); err != nil {
+			p.parts = append(p.parts, part{slot: noSlot, refused: err})
+			if r.factories[spec.Op] == nil {
+				p.missing = append(p.missing, spec.Op)
+			}
+		}
+	}
+	slices.Sort(p.missing)
+	p.missing = slices.Compact(p.missing)
+	return p
+}
+
+// makeAccumulator calls a factory, and makes a panic of it an error.
+func makeAccumulator(factory Factory, spec Spec) (acc Accumulator, err error) {
+	err = guard(func() (err error) {
+		if acc, err = factory(spec); err == nil && acc == nil {
+			err = fmt.Errorf("op %q made no accumulator", spec.Op)
+		}
+		return err
+	})
+	return acc, err
+}
+
 func (r *Registry) compile(p *Plan, spec Spec, duplicate bool) error {
 	if err := checkName(spec.As); err != nil {
 		return err
@@ -193,12 +222,9 @@ func (r *Registry) compile(p *Plan, spec Spec, duplicate bool) error {
 	if !ok {
 		return fmt.Errorf("op %q is unknown, use one of %s", spec.Op, strings.Join(r.Ops(), ", "))
 	}
-	acc, err := factory(spec)
+	acc, err := makeAccumulator(factory, spec)
 	if err != nil {
 		return err
-	}
-	if acc == nil {
-		return fmt.Errorf("op %q made no accumulator", spec.Op)
 	}
 	part := part{make: factory, slot: noSlot}
 	if f, ok := acc.(*fieldAccumulator); ok {

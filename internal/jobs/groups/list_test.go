@@ -212,6 +212,54 @@ func TestResultsAndFailures(t *testing.T) {
 	require.ErrorIs(t, eachFailure(stagetest.Trusted(t), w, messages.FailureQuery{}, func(api.Failure) error { return stop }), stop)
 }
 
+// TestReadingADeletedGroupIsNoSuccess: the group, or its results, are deleted while its results,
+// failures or jobs are read. What was read must not look like all. A retry meanwhile is no error.
+func TestReadingADeletedGroupIsNoSuccess(t *testing.T) {
+	const n = 400
+	for name, remove := range map[string]func(*stagetest.World, int64) error{
+		"the group": func(w *stagetest.World, fence int64) error {
+			return ledger.Expire(stagetest.Trusted(w.T), w.Conn.Cmd, w.P, "g", fence, false)
+		},
+		"its results": func(w *stagetest.World, fence int64) error {
+			return ledger.Expire(stagetest.Trusted(w.T), w.Conn.Cmd, w.P, "g", fence, true)
+		},
+		"nothing": func(w *stagetest.World, _ int64) error {
+			_, err := w.Store.Retry(stagetest.Trusted(w.T), "g", api.RetryChoice{})
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := stagetest.Parallel(t, 1)
+			w.Jobs("g", "T", n)
+			w.Admit("T")
+			held := w.Take("T", "c", n)
+			w.Fail("BOOM", held[:n/2]...)
+			for i := n / 2; i < n; i += 10 {
+				w.Done("1", held[i:i+10]...)
+			}
+			w.Reduce()
+			fence, err := ledger.Lead(stagetest.Trusted(t), w.Conn.Cmd, w.P, "test", time.Minute)
+			require.NoError(t, err)
+			_, err = ledger.Advance(stagetest.Trusted(t), w.Conn.Cmd, w.P, "g", fence)
+			require.NoError(t, err)
+			removed := false
+			err = w.Store.Results(stagetest.Trusted(t), "g", func([]byte) error {
+				if removed {
+					return nil
+				}
+				removed = true
+				return remove(w, fence)
+			})
+			if name == "nothing" {
+				require.NoError(t, err)
+			} else {
+				require.ErrorIs(t, err, api.ErrNotFound)
+				require.ErrorContains(t, err, "not all")
+			}
+		})
+	}
+}
+
 // TestFailuresWithPayloads: the method Failures gives the failed jobs' payloads if asked, also
 // those that are stored separately. A lost payload is null.
 func TestFailuresWithPayloads(t *testing.T) {
@@ -324,8 +372,7 @@ func TestGroupSummaryOfFailures(t *testing.T) {
 	r, err := ledger.Advance(stagetest.Trusted(t), w.Conn.Cmd, w.P, "g", fence)
 	require.NoError(t, err)
 	require.EqualValues(t, 2, r.Failures)
-	alive := func(context.Context) error { return nil }
-	require.NoError(t, w.Store.ReduceFailures(stagetest.Trusted(t), w.P, "g", r, alive))
+	require.NoError(t, w.Store.ReduceFailures(stagetest.Trusted(t), w.P, "g", r))
 
 	g, complete, err := w.Store.GroupSummary(stagetest.Trusted(t), "g", 1000)
 	require.NoError(t, err)

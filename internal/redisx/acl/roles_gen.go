@@ -87,7 +87,7 @@ var needs = map[string]need{
 			"get", "getrange", "hdel", "hexists", "hget", "hgetall",
 			"hincrby", "hlen", "hmget", "hscan", "info", "llen",
 			"lpush", "lrange", "ltrim", "multi", "ping", "scan",
-			"scard", "set", "setnx", "sismember", "srandmember", "srem",
+			"sadd", "scard", "set", "setnx", "sismember", "srandmember", "srem",
 			"sscan", "strlen", "time", "watch", "xadd", "xdel",
 			"xgroup|create", "xinfo|groups", "xinfo|stream", "xlen", "xpending", "xrange",
 			"xreadgroup", "xrevrange", "xtrim", "zadd", "zcard", "zrange",
@@ -105,8 +105,8 @@ var needs = map[string]need{
 		commands: []string{
 			"blpop", "eval", "evalsha", "exec", "get", "hdel",
 			"hmget", "info", "lpush", "ltrim", "multi", "ping",
-			"set", "setnx", "xack", "xadd", "xautoclaim", "xdel",
-			"xgroup|create", "xreadgroup",
+			"set", "setnx", "xack", "xadd", "xclaim", "xdel",
+			"xgroup|create", "xinfo|consumers", "xpending", "xreadgroup",
 		},
 		keys: []string{
 			"partitions", "stages", "workers", "{*}:*",

@@ -190,6 +190,57 @@ func (r *Reader) Claim(
 	return entries, next, deleted, nil
 }
 
+// Pending returns up to count pending entries after the id `after`, of one consumer ("": of all),
+// that were idle for at least minIdle. If the group is missing, there are none.
+func (r *Reader) Pending(
+	ctx context.Context, stream, consumer string, minIdle time.Duration, after string, count int64,
+) ([]redis.XPendingExt, error) {
+	start := "-"
+	if after != FirstID {
+		start = "(" + after
+	}
+	pending, err := r.conn.Cmd.XPendingExt(ctx, &redis.XPendingExtArgs{
+		Stream: stream, Group: r.group, Idle: minIdle, Start: start, End: "+", Count: count, Consumer: consumer,
+	}).Result()
+	if err != nil && !errors.Is(err, redis.Nil) && !call.IsNoGroup(err) {
+		return nil, fmt.Errorf("read pending entries of stream %s: %w", stream, err)
+	}
+	return pending, nil
+}
+
+// ClaimIDs gives those of the pending entries ids that were idle for at least minIdle to this
+// consumer, and returns them.
+func (r *Reader) ClaimIDs(ctx context.Context, stream string, minIdle time.Duration, ids []string) ([]Entry, error) {
+	if len(ids) == 0 {
+		return nil, nil
+	}
+	args := []any{"xclaim", stream, r.group, r.consumer, minIdle.Milliseconds()}
+	for _, id := range ids {
+		args = append(args, id)
+	}
+	reply, err := do(ctx, r.conn.Cmd, 1, args)
+	if err != nil {
+		return nil, fmt.Errorf("claim entries of stream %s: %w", stream, err)
+	}
+	entries, err := decodeEntries(reply)
+	if err != nil {
+		return nil, fmt.Errorf("claim entries of stream %s: %w", stream, err)
+	}
+	return entries, nil
+}
+
+// GiveTo gives pending entries to another consumer.
+func (r *Reader) GiveTo(ctx context.Context, stream, consumer string, ids []string) error {
+	args := []any{"xclaim", stream, r.group, consumer, 0}
+	for _, id := range ids {
+		args = append(args, id)
+	}
+	if _, err := do(ctx, r.conn.Cmd, 1, append(args, "justid")); err != nil {
+		return fmt.Errorf("give entries of stream %s away: %w", stream, err)
+	}
+	return nil
+}
+
 // ClaimNext claims the next page of entries of dead consumers: it continues at *from, which begins
 // with FirstID and is that again after the last page, or if the group is missing. With the first
 // page it also recovers entries that Redis does not deliver by itself (see Recover).
