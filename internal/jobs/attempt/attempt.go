@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"time"
+	"unicode/utf8"
 
 	"github.com/bulkaction/bulkaction/processor"
 )
@@ -35,9 +36,9 @@ func PanicError() error {
 
 var noResult = []byte("null") // callers must not change it
 
-// EncodeResult returns a processor's result as JSON without line breaks; nil and an empty
-// json.RawMessage become null. Its errors are permanent: for a result that is not JSON, or that is
-// larger than processor.MaxResultBytes.
+// EncodeResult returns a processor's result as JSON without line breaks, with the character U+FFFD in
+// place of bytes that are not UTF-8; nil and an empty json.RawMessage become null. Its errors are
+// permanent: for a result that is not JSON, or that is larger than processor.MaxResultBytes.
 func EncodeResult(result any) ([]byte, error) {
 	var b []byte
 	switch v := result.(type) {
@@ -61,6 +62,9 @@ func EncodeResult(result any) ([]byte, error) {
 			return nil, processor.Permanent("INVALID_RESULT",
 				fmt.Errorf("the processor's result can't be written as JSON: %T", v))
 		}
+	}
+	if !utf8.Valid(b) { // of a json.RawMessage or of a MarshalJSON: a reader of all results would stop here
+		b = bytes.ToValidUTF8(b, []byte(string(utf8.RuneError)))
 	}
 	if len(b) > processor.MaxResultBytes {
 		return nil, processor.Permanent("RESULT_TOO_LARGE",
