@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"net"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -209,6 +210,72 @@ func TestMistakes(t *testing.T) {
 			err := run.NewWorker(test.config, proc).Run(ctx)
 			require.ErrorContains(t, err, test.says)
 			require.NoError(t, ctx.Err())
+		})
+	}
+}
+
+type brokenError struct{ text string }
+
+func (e *brokenError) Error() string { return e.text } // panics if e is nil
+
+type nameless struct{ processor.Processor } // its Type panics
+
+// TestCodeOfTheProgramIsGuarded: a hook, a processor or middleware that is nil, that panics, whose
+// error panics or that ends its goroutine makes Run return an error, and the log has the place. The
+// other clean-ups run.
+func TestCodeOfTheProgramIsGuarded(t *testing.T) {
+	t.Parallel()
+	url, prefix := redistest.Shared(t)
+	proc := processor.Func("T", func(context.Context, processor.Job) (any, error) { return nil, nil })
+	hook := func(f func()) func(context.Context) error {
+		return func(context.Context) error { f(); return nil }
+	}
+	panics := func() { panic("at this place") }
+	nilError := func(context.Context) error {
+		var e *brokenError
+		return e
+	}
+	var none *nameless
+	for name, test := range map[string]struct {
+		config run.Config
+		proc   processor.Processor
+		says   string
+		log    string
+	}{
+		"nil processor":         {run.Config{}, nil, "processor 0 is nil", ""},
+		"nil pointer":           {run.Config{}, none, "processor 0 is nil (*run_test.nameless)", ""},
+		"processor":             {run.Config{}, nameless{}, "processor 0 (run_test.nameless) or its middleware panicked", "nameless"},
+		"built-in ones count 0": {run.Config{BuiltIn: true}, nil, "processor 0 is nil", ""},
+		"nil middleware":        {run.Config{Middleware: []processor.Middleware{nil}}, proc, "middleware 0 is nil", ""},
+		"middleware": {run.Config{Middleware: []processor.Middleware{func(processor.Handler) processor.Handler {
+			panic("at this place")
+		}}}, proc, "processor 0 (processor.funcProcessor) or its middleware panicked", "at this place"},
+		"OnStart panics":     {run.Config{OnStart: hook(panics)}, proc, "OnStart panicked: see `code of the program panicked` in the log", "run_test.go"},
+		"error of OnStart":   {run.Config{OnStart: nilError}, proc, "OnStart panicked", "brokenError"},
+		"OnStart never ends": {run.Config{OnStart: hook(runtime.Goexit)}, proc, "OnStart ended its goroutine", ""},
+		"OnStop panics":      {run.Config{OnStop: hook(panics)}, proc, "OnStop panicked", "at this place"},
+		"error of OnStop":    {run.Config{OnStop: nilError}, proc, "OnStop panicked", "brokenError"},
+		"OnStop never ends":  {run.Config{OnStop: hook(runtime.Goexit)}, proc, "OnStop ended its goroutine", ""},
+		"Listening":          {run.Config{Listening: func(string) { panics() }}, proc, "Listening panicked", "run_test.go"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var log strings.Builder
+			var mu sync.Mutex
+			c := test.config
+			c.RedisURL, c.Settings = url, map[string]string{"KEY_PREFIX": prefix, "API_ADDR": "127.0.0.1:0"}
+			c.Logger = slog.New(slog.NewTextHandler(lockedWriter{&mu, &log}, nil))
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			if c.OnStop != nil {
+				c.Listening = func(string) { cancel() } // now Run stops
+			}
+			err := run.NewAll(c, test.proc).Run(ctx)
+			require.ErrorContains(t, err, test.says)
+			require.NotErrorIs(t, ctx.Err(), context.DeadlineExceeded)
+			mu.Lock()
+			defer mu.Unlock()
+			require.Contains(t, log.String(), test.log)
 		})
 	}
 }
