@@ -27,9 +27,9 @@ type Config struct {
 	// AllowedCIDRs are networks that jobs may call although they are not public, for example
 	// 10.1.0.0/16.
 	AllowedCIDRs []netip.Prefix `env:"ALLOWED_CIDRS"`
-	// CredentialsFile is a YAML file that lists credentials and the hosts that they are for. It is
-	// read again when it changes. Empty means that calls have no credentials but those in
-	// payloads.
+	// CredentialsFile is a YAML file that lists credentials and secrets for signatures with the hosts
+	// that they are for, and further job types whose calls have their URL there. It is read again
+	// when it changes. Empty means that calls have no credentials but those in payloads.
 	CredentialsFile string `env:"CREDENTIALS_FILE"`
 	credential.Limits
 	// HostRate is how often one host may be called in a time span, such as 100/1s; none is no

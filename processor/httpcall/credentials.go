@@ -3,6 +3,7 @@ package httpcall
 import (
 	"bytes"
 	"cmp"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -13,11 +14,20 @@ import (
 	"strings"
 
 	"github.com/bulkaction/bulkaction/internal/calls/accountsfile"
+	"github.com/bulkaction/bulkaction/processor"
 	"github.com/bulkaction/bulkaction/processor/credential"
 )
 
-// credentials maps each host of the credentials file, a name or NAME:PORT, to its pool.
-type credentials map[string]*pool
+// content is what the credentials file has.
+type content struct {
+	pools       []*pool
+	credentials byHost[*pool]
+	signing     byHost[[][]byte]   // the secrets with which calls are signed
+	types       map[string]payload // further job types: what all of their calls have in common
+}
+
+// byHost maps hosts of the credentials file, a name or NAME:PORT.
+type byHost[T any] map[string]T
 
 // pool has the credentials for one list of hosts. Any of them can be used for a call.
 type pool struct {
@@ -34,13 +44,13 @@ type member struct {
 	hidden  [][]byte
 }
 
-// of returns the pool whose credentials are for a call to this URL; nil if the host has none.
-func (c credentials) of(u *url.URL) *pool {
+// of returns what is for a call to this URL; the zero value if the host has none.
+func (b byHost[T]) of(u *url.URL) T {
 	t := targetOf(u)
-	if p := c[net.JoinHostPort(t.name, cmp.Or(t.port, defaultPorts[u.Scheme]))]; p != nil {
-		return p
+	if v, ok := b[net.JoinHostPort(t.name, cmp.Or(t.port, defaultPorts[u.Scheme]))]; ok {
+		return v
 	}
-	return c[t.name]
+	return b[t.name]
 }
 
 // member returns the credential with an id, or nil.
@@ -57,7 +67,9 @@ func (p *pool) member(id string) *member {
 
 // file is the credentials file.
 type file struct {
-	Credentials []entry `yaml:"credentials"`
+	Credentials []entry            `yaml:"credentials"`
+	Signing     []signer           `yaml:"signing"`
+	Types       map[string]payload `yaml:"types"`
 }
 
 type entry struct {
@@ -82,27 +94,38 @@ type hostEntry struct {
 	pool *pool
 }
 
-// load reads the credentials file. It returns the pools in the order of the file, and the pool of
-// each host. The pools have no source yet.
-func load(r *accountsfile.Reader) ([]*pool, credentials) {
+// load reads the credentials file. The pools are in the order of the file, and have no source yet.
+func load(r *accountsfile.Reader) content {
 	l := &loader{Reader: r, byList: map[string]*pool{}, byName: map[string]*pool{}, byHost: map[string][]hostEntry{}}
 	var f file
 	if !l.Decode(&f) {
-		return nil, nil
+		return content{}
 	}
-	if len(f.Credentials) == 0 {
-		l.Mistake("the file lists no account under credentials")
+	if len(f.Credentials)+len(f.Signing)+len(f.Types) == 0 {
+		l.Mistake("the file lists no account under credentials, and has neither signing nor types")
 	}
 	for i, e := range f.Credentials {
 		l.add(i, e)
 	}
-	byHost := credentials{}
+	c := content{pools: l.pools, credentials: byHost[*pool]{}, signing: byHost[[][]byte]{}, types: f.Types}
 	for _, entries := range l.byHost {
 		for _, e := range entries {
-			byHost[e.String()] = e.pool
+			c.credentials[e.String()] = e.pool
 		}
 	}
-	return l.pools, byHost
+	for i, s := range f.Signing {
+		s.add(l.Entry("signing", i), c.signing)
+	}
+	for name := range f.Types {
+		_, err := newRequest(processor.Job{Type: name}, f.Types)
+		if name == Type {
+			err = errors.New("the name is taken")
+		}
+		if err != nil {
+			l.Mistake("types: %s: %w", name, err)
+		}
+	}
+	return c
 }
 
 // maxValueBytes is the largest size of a secret. Servers refuse headers that are much longer.
@@ -114,7 +137,8 @@ func (l *loader) add(i int, e entry) {
 	p := l.pool(c, e.Hosts)
 	c.Check(isHeaderName(e.Header), "header is missing or not the name of a header")
 	header := http.CanonicalHeaderKey(e.Header)
-	c.Check(!slices.Contains(connectionHeaders, header) && !slices.Contains(ownHeaders, header),
+	c.Check(!slices.Contains(connectionHeaders, header) && !slices.Contains(ownHeaders, header) &&
+		!strings.HasPrefix(header, jobHeaders) && !strings.HasPrefix(header, webhookHeaders),
 		"header: %s can't have a secret", header)
 	content := c.Secret("value_file", e.ValueFile)
 	value := string(bytes.TrimRight(content, "\r\n"))
@@ -138,9 +162,9 @@ var ownHeaders = []string{
 
 func notPrintable(r rune) bool { return r < ' ' || r > '~' }
 
-// pool returns the pool for a list of hosts, and makes it if it is new. It reports mistakes to c.
-// If the list is empty or a host in it can't be read, it returns nil.
-func (l *loader) pool(c *accountsfile.Checker, hosts []string) *pool {
+// parseHosts returns the targets of a list of hosts, in order and each once. If the list is empty or a host in it can't be
+// read, it reports that to c and returns nil.
+func parseHosts(c *accountsfile.Checker, hosts []string) []target {
 	c.Check(len(hosts) > 0, "hosts is missing")
 	targets := make([]target, 0, len(hosts))
 	for _, host := range hosts {
@@ -154,7 +178,16 @@ func (l *loader) pool(c *accountsfile.Checker, hosts []string) *pool {
 		return nil
 	}
 	slices.SortFunc(targets, func(a, b target) int { return strings.Compare(a.String(), b.String()) })
-	targets = slices.Compact(targets)
+	return slices.Compact(targets)
+}
+
+// pool returns the pool for a list of hosts, and makes it if it is new. It reports mistakes to c.
+// If the list is empty or a host in it can't be read, it returns nil.
+func (l *loader) pool(c *accountsfile.Checker, hosts []string) *pool {
+	targets := parseHosts(c, hosts)
+	if targets == nil {
+		return nil
+	}
 	list := fmt.Sprint(targets)
 	if p := l.byList[list]; p != nil {
 		return p

@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"net/http"
+	"slices"
 	"sync/atomic"
+	"time"
 
 	"github.com/bulkaction/bulkaction/internal/calls/accountsfile"
 	"github.com/bulkaction/bulkaction/internal/calls/egress"
@@ -26,7 +29,8 @@ type Guarded struct {
 	plain  *http.Client // for calls without TLS that have a secret
 	choose credential.Choice
 	hosts  func(host string) credential.Source // nil: hosts are not guarded
-	loaded atomic.Pointer[credentials]
+	loaded atomic.Pointer[content]
+	types  []string // the further job types of the file at the start, which they stay; nil before
 	file   *accountsfile.File
 }
 
@@ -59,18 +63,22 @@ func NewGuarded(config Config, options ...Option) (*Guarded, error) {
 		calls: calls, choose: credential.TakeTurns,
 		plain: egress.NewClient(egress.Options{Policy: policy, MaxIdleConnsPerHost: config.MaxIdleConnsPerHost}),
 	}
-	g.loaded.Store(&credentials{})
+	g.loaded.Store(&content{})
 	for _, option := range options {
 		option(g)
 	}
 	load := func(r *accountsfile.Reader) (use func() error) {
-		pools, byHost := load(r)
-		return func() error { return g.use(pools, byHost) }
+		c := load(r)
+		if types := slices.Sorted(maps.Keys(c.types)); g.types != nil && !slices.Equal(types, g.types) {
+			r.Mistake("types: %v instead of %v: restart the worker to add or remove types", types, g.types)
+		}
+		return func() error { return g.use(c) }
 	}
 	g.file = accountsfile.NewFile(config.CredentialsFile, "HTTP credentials", load)
 	if _, err := g.Reload(); err != nil {
 		return nil, err
 	}
+	g.types = append([]string{}, slices.Sorted(maps.Keys(g.loaded.Load().types))...)
 	return g, nil
 }
 
@@ -79,16 +87,34 @@ func NewGuarded(config Config, options ...Option) (*Guarded, error) {
 // once; but after an error of the Choice it tries again.
 func (g *Guarded) Reload() (changed bool, err error) { return g.file.Reload() }
 
-// use makes the source of each pool, and then lets new calls use the credentials.
-func (g *Guarded) use(pools []*pool, byHost credentials) error {
-	for _, p := range pools {
+// use makes the source of each pool, and then lets new calls use the content.
+func (g *Guarded) use(c content) error {
+	for _, p := range c.pools {
 		if err := p.choose(g.choose); err != nil {
 			return err
 		}
 	}
-	g.loaded.Store(&byHost)
+	g.loaded.Store(&c)
 	return nil
 }
+
+// Types returns a processor for each further job type of the file: g under another name. Close and
+// Reload are for g alone.
+func (g *Guarded) Types() []processor.Processor {
+	list := make([]processor.Processor, len(g.types))
+	for i, typ := range g.types {
+		list[i] = named{g, typ}
+	}
+	return list
+}
+
+// named is a Guarded that serves a further type.
+type named struct {
+	*Guarded
+	typ string
+}
+
+func (n named) Type() string { return n.typ }
 
 // choose makes the pool's source.
 func (p *pool) choose(choose credential.Choice) (err error) {
@@ -128,7 +154,7 @@ func (g *Guarded) Admit(ctx context.Context, job processor.Job) (processor.Pass,
 	var p pass
 	if credentials != nil {
 		p.account, err = credential.Admit(ctx, credentials.source, func(id string) bool {
-			return g.file.Knows(func() bool { return g.loaded.Load().of(request.URL).member(id) != nil })
+			return g.file.Knows(func() bool { return g.loaded.Load().credentials.of(request.URL).member(id) != nil })
 		})
 		if err != nil {
 			return nil, err
@@ -154,11 +180,12 @@ var errNotEncrypted = errors.New("url is not https: the secret of the host's cre
 // none. The error is permanent: the payload is invalid, the request sets the header of the
 // credential itself, or the secret would be sent without encryption.
 func (g *Guarded) read(job processor.Job) (*http.Request, *pool, error) {
-	request, err := newRequest(job)
+	loaded := g.loaded.Load()
+	request, err := newRequest(job, loaded.types)
 	if err != nil {
 		return nil, nil, invalidPayload(err)
 	}
-	p := g.loaded.Load().of(request.URL)
+	p := loaded.credentials.of(request.URL)
 	if p == nil {
 		return request, nil, nil
 	}
@@ -184,6 +211,7 @@ func (g *Guarded) read(job processor.Job) (*http.Request, *pool, error) {
 //
 // This is what an answer says about the credential and about the host:
 //
+//	Bulkaction-Outcome       Neutral, or Throttled if it says so
 //	2xx                      Success    Success
 //	401                      Failure    Neutral
 //	429                      Throttled  Throttled
@@ -215,9 +243,11 @@ func (g *Guarded) Process(ctx context.Context, job processor.Job) (any, error) {
 			client = g.plain
 		}
 	}
+	sign(request, job.ID(), time.Now(), g.loaded.Load().signing.of(request.URL))
 	result, status, err := g.calls.call(ctx, client, request, used)
-	if err == nil {
-		return result, nil
+	var said *outcomes // by the handler itself
+	if err == nil || errors.As(err, &said) {
+		return result, err
 	}
 	if used != nil && status == http.StatusUnauthorized {
 		err = processor.Retry(processor.Classify(err).Code, err)

@@ -11,8 +11,6 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"strconv"
-	"time"
 
 	"go.opentelemetry.io/otel/propagation"
 
@@ -65,8 +63,10 @@ func (p *Processor) Close() error {
 }
 
 // Process makes the call. It sends the job's id as Idempotency-Key, unless the payload sets that
-// header, and the trace of ctx as traceparent. The answer decides about the job:
+// header, the trace of ctx as traceparent, and which job it is in headers Bulkaction-…. The answer
+// decides about the job:
 //
+//	header Bulkaction-Outcome    as it says: permanent, retry, defer or throttle
 //	2xx                          done, with the result {"status": 200, "body": …}
 //	429, or 503 with Retry-After throttled
 //	any other 5xx                retry
@@ -74,7 +74,7 @@ func (p *Processor) Close() error {
 //	the address is refused       permanent
 //	no whole response            retry
 func (p *Processor) Process(ctx context.Context, job processor.Job) (any, error) {
-	request, err := newRequest(job)
+	request, err := newRequest(job, nil)
 	if err != nil {
 		return nil, invalidPayload(err)
 	}
@@ -101,9 +101,8 @@ func (p *Processor) call(
 		return nil, 0, failure(ctx, request, err, used)
 	}
 	defer func() { _ = response.Body.Close() }()
-	if response.StatusCode/100 != 2 {
-		_, _ = io.CopyN(io.Discard, response.Body, maxDrainBytes)
-		return nil, response.StatusCode, refusal(request, response)
+	if said := saidOutcome(response); response.StatusCode/100 != 2 || said != "" {
+		return nil, response.StatusCode, refusal(request, response, said, used)
 	}
 	// A secret may begin in the kept part of the body and end behind it. Read so far that it is
 	// found.
@@ -145,19 +144,4 @@ func failure(ctx context.Context, request *http.Request, err error, used *member
 		err = errors.New(string(used.hide([]byte(err.Error()))))
 	}
 	return processor.Retry(CodeUnreachable, fmt.Errorf("call %s: %w", host, err))
-}
-
-// refusal returns the error for a status that is not 2xx.
-func refusal(request *http.Request, response *http.Response) error {
-	status := response.StatusCode
-	code := "HTTP_" + strconv.Itoa(status)
-	err := fmt.Errorf("call %s: status %d %s", request.URL.Hostname(), status, http.StatusText(status))
-	after, given := egress.RetryAfter(response.Header.Get("Retry-After"), time.Now())
-	switch {
-	case status == http.StatusTooManyRequests, status == http.StatusServiceUnavailable && given:
-		return processor.Throttled(after, err)
-	case status/100 == 5:
-		return processor.Retry(code, err)
-	}
-	return processor.Permanent(code, err)
 }

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/bulkaction/bulkaction/processor"
@@ -27,17 +28,27 @@ var connectionHeaders = []string{
 	"Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade",
 }
 
-// newRequest makes the job's HTTP request. If no request can be made from the payload, the error
-// says why and contains no part of the payload.
-func newRequest(job processor.Job) (*http.Request, error) {
-	var payload struct {
-		URL     string            `json:"url"`
-		Method  string            `json:"method"`
-		Headers map[string]string `json:"headers"`
-		Body    json.RawMessage   `json:"body"`
-	}
-	if err := jsonfit.Decode("", job.Payload, &payload); err != nil {
-		return nil, err
+// jobHeaders begins the names of the headers that tell the handler which job calls it.
+const jobHeaders = "Bulkaction-"
+
+// payload is the payload of a job of type HTTP.
+type payload struct {
+	URL     string            `json:"url" yaml:"url"`
+	Method  string            `json:"method" yaml:"method"`
+	Headers map[string]string `json:"headers" yaml:"headers"`
+	Body    json.RawMessage   `json:"body" yaml:"-"`
+}
+
+// newRequest makes the job's HTTP request. A job of a type in types sends its payload there as the
+// body. If no request can be made from the payload, the error says why and contains no part of the
+// payload.
+func newRequest(job processor.Job, types map[string]payload) (*http.Request, error) {
+	payload, ok := types[job.Type]
+	if payload.Body = job.Payload; !ok {
+		payload.Body = nil
+		if err := jsonfit.Decode("", job.Payload, &payload); err != nil {
+			return nil, err
+		}
 	}
 	target, err := url.Parse(payload.URL)
 	if err != nil || (target.Scheme != "http" && target.Scheme != "https") || target.Hostname() == "" {
@@ -69,6 +80,14 @@ func newRequest(job processor.Job) (*http.Request, error) {
 		}
 		request.Header.Set(name, value)
 	}
+	for name, value := range map[string]string{
+		"Tenant": job.Tenant, "Group": job.Group, "Ordinal": strconv.FormatInt(job.Ordinal, 10), "Type": job.Type,
+		"Attempt": strconv.Itoa(job.Attempt), "Retries-Left": strconv.Itoa(job.RetriesLeft), "Key": url.PathEscape(job.Key),
+	} {
+		if value != "" {
+			request.Header.Set(jobHeaders+name, value)
+		}
+	}
 	return request, nil
 }
 
@@ -97,6 +116,8 @@ func checkHeader(name, value, host string) error {
 		return errors.New("headers has a value with a line break or another control character")
 	case canonical == "Host" && !strings.EqualFold(value, host):
 		return errors.New("headers has a Host that is not the one of url")
+	case strings.HasPrefix(canonical, jobHeaders):
+		return fmt.Errorf("headers has %s, which the worker sets", canonical)
 	case slices.Contains(connectionHeaders, canonical):
 		return fmt.Errorf("headers has %s, which belongs to the connection", canonical)
 	}
