@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	stdmail "net/mail"
 	"sync/atomic"
 
 	"github.com/bulkaction/bulkaction/internal/calls/accountsfile"
@@ -52,7 +51,7 @@ func NewAccounts(config Config, options ...Option) (*Accounts, error) {
 	if err := config.Validate(); err != nil {
 		return nil, fmt.Errorf("configure e-mail: %w", err)
 	}
-	from, err := stdmail.ParseAddress(config.From)
+	from, err := parseSender(config.From)
 	if err != nil {
 		return nil, fmt.Errorf("configure e-mail: FROM: %w", err)
 	}

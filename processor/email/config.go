@@ -5,7 +5,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"net/mail"
 	"os"
 	"slices"
 	"strings"
@@ -119,8 +118,8 @@ func (c Config) mistakes() []mistake {
 	check(c.MaxConnections >= 1, "MAX_CONNECTIONS", "%d is not above 0", c.MaxConnections)
 	check(c.MaxMessagesPerConnection >= 0, "MAX_MESSAGES_PER_CONNECTION", "%d is negative", c.MaxMessagesPerConnection)
 	check(!hasControlOrSpace(c.HELO), "HELO", "must not contain spaces or control characters")
-	from, err := mail.ParseAddress(c.From)
-	check(err == nil && isASCII(from.Address), "FROM", "%q is not an e-mail address in ASCII", c.From)
+	_, err := parseSender(c.From)
+	check(err == nil, "FROM", "%q is not an e-mail address in ASCII", c.From)
 	_, err = c.tlsConfig()
 	check(err == nil, "TLS_CA_FILE", "%w", err)
 	return all

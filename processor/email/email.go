@@ -30,9 +30,12 @@ type Result struct {
 
 // Processor runs SEND_EMAIL jobs. The payload is a JSON object with these members:
 //
-//	to       one address
-//	subject  text without line breaks; optional
-//	body     plain text; optional
+//	to                one address
+//	subject           text without line breaks; optional
+//	body              plain text; optional
+//	html              the same as HTML; optional
+//	reply_to          one address; optional
+//	list_unsubscribe  an https URL, a mailto URL, or both with a space between them; optional
 type Processor struct {
 	from     *stdmail.Address
 	sender   string // the sender's address as the MAIL command needs it
@@ -46,9 +49,9 @@ func New(config Config) (*Processor, error) {
 	if err := config.Validate(); err != nil {
 		return nil, fmt.Errorf("configure e-mail: %w", err)
 	}
-	from, err := stdmail.ParseAddress(config.From)
+	from, err := parseSender(config.From)
 	if err != nil {
-		return nil, fmt.Errorf("configure e-mail: FROM: %w", err)
+		return nil, fmt.Errorf("configure e-mail: %w", err)
 	}
 	d, err := newDialer(config)
 	if err != nil {
