@@ -281,20 +281,24 @@ func TestCodeOfTheProgramIsGuarded(t *testing.T) {
 }
 
 // TestRedisIsAway: Run of a worker, at an address where nothing listens, logs that it waits for
-// Redis. When ctx ends, Run returns no error.
+// Redis. When ctx ends, Run returns no error. A setting without effect is named at the start.
 func TestRedisIsAway(t *testing.T) {
 	t.Parallel()
 	var log strings.Builder
 	var mu sync.Mutex
 	logger := slog.New(slog.NewTextHandler(lockedWriter{&mu, &log}, nil))
 	proc := processor.Func("T", func(context.Context, processor.Job) (any, error) { return nil, nil })
-	stop := start(t, run.NewWorker(run.Config{RedisURL: "redis://" + childproc.FreeAddr(), Logger: logger}, proc))
+	stop := start(t, run.NewWorker(run.Config{
+		RedisURL: "redis://" + childproc.FreeAddr(), Logger: logger, Settings: map[string]string{"WORKER_TIMEOUT": "1001ms"},
+	}, proc))
 	require.Eventually(t, func() bool {
 		mu.Lock()
 		defer mu.Unlock()
 		return strings.Contains(log.String(), "waiting for it") && strings.Contains(log.String(), "address_set_by=RedisURL")
 	}, patience, 10*time.Millisecond)
 	require.NoError(t, stop())
+	require.Equal(t, 1, strings.Count(log.String(), "BULKACTION_WORKER_TIMEOUT is longer than one read may block"))
+	require.Contains(t, log.String(), "timeout=1.001s longest=1s")
 }
 
 type lockedWriter struct {
