@@ -3,6 +3,7 @@ package httpcall
 import (
 	"bytes"
 	"cmp"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"net"
@@ -304,4 +305,27 @@ func unescape(text []byte) (c byte, size int) {
 		return byte(n), size
 	}
 	return text[0], 1
+}
+
+// signer says which secrets sign the calls to which hosts.
+type signer struct {
+	Hosts      []string `yaml:"hosts"`       // exact names, or names with ports
+	SecretFile string   `yaml:"secret_file"` // has the secrets, one a line
+}
+
+// add checks s and adds its secrets for each of its hosts to all.
+func (s signer) add(c *accountsfile.Checker, all byHost[[][]byte]) {
+	var secrets [][]byte
+	for line := range strings.FieldsSeq(string(c.Secret("secret_file", s.SecretFile))) {
+		encoded, ok := strings.CutPrefix(line, "whsec_")
+		secret, err := base64.StdEncoding.DecodeString(encoded)
+		c.Check(ok && err == nil && len(secret) >= 24 && len(secret) <= 64,
+			"secret_file: has a line that is not whsec_ and the base64 of 24 to 64 bytes")
+		secrets = append(secrets, secret)
+	}
+	c.Check(len(secrets) > 0 || !c.OK(), "secret_file: is empty")
+	for _, t := range parseHosts(c, s.Hosts) {
+		c.Check(all[t.String()] == nil, "hosts: %s is also in another entry of signing", t)
+		all[t.String()] = secrets
+	}
 }

@@ -2,6 +2,9 @@ package httpcall
 
 import (
 	"bytes"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/bulkaction/bulkaction/processor"
 	"github.com/bulkaction/bulkaction/processor/internal/jsonfit"
@@ -134,3 +138,30 @@ func isNoTokenChar(r rune) bool {
 }
 
 func isNoFieldChar(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }
+
+// webhookHeaders begins the names of the headers of a signature.
+const webhookHeaders = "Webhook-"
+
+// sign adds the headers of Standard Webhooks (https://www.standardwebhooks.com) to a request, with a
+// signature by each secret, so that the receiver can change its secret at any time.
+func sign(r *http.Request, id string, now time.Time, secrets [][]byte) {
+	if len(secrets) == 0 {
+		return
+	}
+	var body []byte
+	if r.GetBody != nil {
+		reader, _ := r.GetBody() // of bytes in memory, which can always be read
+		body, _ = io.ReadAll(reader)
+	}
+	timestamp := strconv.FormatInt(now.Unix(), 10)
+	signed := slices.Concat([]byte(id+"."+timestamp+"."), body)
+	signatures := make([]string, len(secrets))
+	for i, secret := range secrets {
+		mac := hmac.New(sha256.New, secret)
+		mac.Write(signed)
+		signatures[i] = "v1," + base64.StdEncoding.EncodeToString(mac.Sum(nil))
+	}
+	r.Header.Set(webhookHeaders+"Id", id)
+	r.Header.Set(webhookHeaders+"Timestamp", timestamp)
+	r.Header.Set(webhookHeaders+"Signature", strings.Join(signatures, " "))
+}

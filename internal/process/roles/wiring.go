@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"net"
 	"reflect"
-	"slices"
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
@@ -195,9 +194,7 @@ func (o Own) withMiddleware(p *app.Process, procs []processor.Processor) ([]proc
 	builtIn := len(procs) - len(o.Processors)
 	for i, proc := range procs {
 		name := fmt.Sprintf("processor %d", i-builtIn)
-		if v := reflect.ValueOf(proc); !v.IsValid() {
-			return nil, fmt.Errorf("%s is nil", name)
-		} else if slices.Contains([]reflect.Kind{reflect.Pointer, reflect.Func, reflect.Map}, v.Kind()) && v.IsNil() {
+		if v := reflect.ValueOf(proc); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
 			return nil, fmt.Errorf("%s is nil (%T)", name, proc)
 		}
 		err := p.Guard(fmt.Sprintf("%s (%T) or its middleware", name, proc), func() error {
