@@ -3,8 +3,14 @@ package run_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"log/slog"
 	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
@@ -277,6 +283,45 @@ func TestCodeOfTheProgramIsGuarded(t *testing.T) {
 			defer mu.Unlock()
 			require.Contains(t, log.String(), test.log)
 		})
+	}
+}
+
+// TestHandlersOfHTTPJobs: a type of the credentials file has its URL there. Code and text of the
+// handler's answer are those of the failure and of the aggregate, and the handler knows the job.
+func TestHandlersOfHTTPJobs(t *testing.T) {
+	t.Parallel()
+	url, prefix := redistest.Shared(t)
+	handler := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		w.WriteHeader(http.StatusUnprocessableEntity)
+		_, _ = fmt.Fprintf(w, `{"code": "NO_CUSTOMER", "message": "%s has no %s"}`, r.Header.Get("Bulkaction-Tenant"), body)
+	}))
+	t.Cleanup(handler.Close)
+	file := filepath.Join(t.TempDir(), "http.yaml")
+	require.NoError(t, os.WriteFile(file, []byte("types: {ORDERS: {url: "+handler.URL+"}}"), 0o600))
+	listening := make(chan string, 1)
+	start(t, run.NewAll(run.Config{
+		RedisURL: url, BuiltIn: true, Logger: slog.New(slog.DiscardHandler), Listening: func(addr string) { listening <- addr },
+		Settings: map[string]string{
+			"KEY_PREFIX": prefix, "API_ADDR": "127.0.0.1:0", "HTTP_PROCESSOR_CREDENTIALS_FILE": file,
+			"HTTP_PROCESSOR_ALLOWED_CIDRS": "127.0.0.0/8",
+		},
+	}))
+	a := client.NewAPI("http://" + <-listening)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	_, err := a.Submit(ctx, client.Submission{
+		ID: "g", Tenant: "acme", Type: "ORDERS", Seal: true, Jobs: []client.NewJob{{Payload: 7}},
+		Aggregate: []client.Aggregate{{As: "codes", Op: "count_by", Field: "data.code", Over: "failed"}},
+	})
+	require.NoError(t, err)
+	g, err := a.Wait(ctx, "g")
+	require.NoError(t, err)
+	require.JSONEq(t, `{"NO_CUSTOMER": 1}`, string(g.Aggregate["codes"]))
+	for f, err := range a.Failures(ctx, "g") {
+		require.NoError(t, err)
+		require.Equal(t, "NO_CUSTOMER", f.Code)
+		require.Equal(t, "call 127.0.0.1: status 422 Unprocessable Entity: acme has no 7", f.Error)
 	}
 }
 
