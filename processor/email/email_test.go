@@ -193,12 +193,14 @@ func TestNothingCanAddAHeader(t *testing.T) {
 	sink := startSink(t, smtpsink.Options{OnMail: got.add})
 	p := start(t, config(t, sink.Addr()))
 	want := []string{"Content-Transfer-Encoding", "Content-Type", "Date", "From", "Message-Id", "Mime-Version", "Subject", "To"}
+	replies := `"reply_to":"=?utf-8?q?Eve=0D=0ABcc=3A_eve=40example.org?= <eve@example.org>"`
 	for name, j := range map[string]processor.Job{
-		"encoded word in name":    job(1, `{"to":"=?utf-8?q?Bob=0D=0ABcc=3A_eve=40example.org?= <bob@example.org>"}`),
-		"encoded word in subject": job(2, `{"to":"bob@example.org","subject":"=?utf-8?q?Hi=0D=0ABcc:_eve@example.org?="}`),
-		"unicode line breaks":     job(3, `{"to":"bob@example.org","subject":"Hi\u2028Bcc: eve@example.org\u0085X-A: b"}`),
-		"body that looks like it": job(4, `{"to":"bob@example.org","body":"Bcc: eve@example.org\r\n\r\nHi"}`),
-		"group of a forged job":   {Group: "x>\r\nBcc: eve@example.org\r\nX: <", Payload: json.RawMessage(toBob)},
+		"encoded word in reply_to": job(5, `{"to":"bob@example.org",`+replies+`,"list_unsubscribe":"https://example.org/%0d%0aBcc:eve@example.org"}`),
+		"encoded word in name":     job(1, `{"to":"=?utf-8?q?Bob=0D=0ABcc=3A_eve=40example.org?= <bob@example.org>"}`),
+		"encoded word in subject":  job(2, `{"to":"bob@example.org","subject":"=?utf-8?q?Hi=0D=0ABcc:_eve@example.org?="}`),
+		"unicode line breaks":      job(3, `{"to":"bob@example.org","subject":"Hi\u2028Bcc: eve@example.org\u0085X-A: b"}`),
+		"body that looks like it":  job(4, `{"to":"bob@example.org","body":"Bcc: eve@example.org\r\n\r\nHi"}`),
+		"group of a forged job":    {Group: "x>\r\nBcc: eve@example.org\r\nX: <", Payload: json.RawMessage(toBob)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := p.Process(t.Context(), j)
@@ -208,7 +210,12 @@ func TestNothingCanAddAHeader(t *testing.T) {
 			for name := range header {
 				names = append(names, name)
 			}
-			require.ElementsMatch(t, want, names)
+			if j.Ordinal == 5 {
+				want := append([]string{"Reply-To", "List-Unsubscribe", "List-Unsubscribe-Post"}, want...)
+				require.ElementsMatch(t, want, names)
+			} else {
+				require.ElementsMatch(t, want, names)
+			}
 			require.Equal(t, "bob@example.org", envelope.To)
 		})
 	}
