@@ -69,8 +69,12 @@ type Processor interface {
 	Process(ctx context.Context, job Job) (any, error)
 }
 
-// Func returns a processor that runs the jobs of type typ by calling fn.
+// Func returns a processor that runs the jobs of type typ by calling fn; nil if fn is nil, which a
+// worker refuses at its start.
 func Func(typ string, fn func(context.Context, Job) (any, error)) Processor {
+	if fn == nil {
+		return nil
+	}
 	return funcProcessor{typ, fn}
 }
 

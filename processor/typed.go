@@ -16,8 +16,11 @@ import (
 // and the name of the wrong field. If P has a method Validate() error, its error does the same.
 // Fields that P does not have are ignored, so that a producer may be newer than the worker.
 //
-// The producer's side is client.Typed.
+// If fn is nil, Typed returns nil. The producer's side is client.Typed.
 func Typed[P, R any](typ string, fn func(ctx context.Context, job Job, payload P) (R, error)) Processor {
+	if fn == nil {
+		return nil
+	}
 	return Func(typ, func(ctx context.Context, job Job) (any, error) {
 		var payload P
 		if err := decode(job.Payload, &payload); err != nil {

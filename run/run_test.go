@@ -249,6 +249,8 @@ func TestCodeOfTheProgramIsGuarded(t *testing.T) {
 		log    string
 	}{
 		"nil processor":         {run.Config{}, nil, "processor 0 is nil (<nil>)", ""},
+		"nil function":          {run.Config{}, processor.Func("T", nil), "processor 0 is nil", ""},
+		"nil typed function":    {run.Config{}, processor.Typed[int, any]("T", nil), "processor 0 is nil", ""},
 		"nil pointer":           {run.Config{}, none, "processor 0 is nil (*run_test.nameless)", ""},
 		"processor":             {run.Config{}, nameless{}, "processor 0 (run_test.nameless) or its middleware panicked", "nameless"},
 		"built-in ones count 0": {run.Config{BuiltIn: true}, nil, "processor 0 is nil", ""},
