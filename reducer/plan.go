@@ -38,8 +38,8 @@ type State struct {
 	scratch []byte
 }
 
-// New returns an empty state. It panics if a registered factory refuses a Spec that it accepted in
-// Compile.
+// New returns an empty state. If a registered factory refuses a Spec that it accepted in Compile, all
+// that the state does with that aggregate is an error.
 func (p *Plan) New() *State {
 	n := len(p.parts)
 	s := &State{plan: p}
@@ -49,12 +49,8 @@ func (p *Plan) New() *State {
 	s.accs, s.byField = make([]Accumulator, n), make([]*fieldAccumulator, n)
 	s.values = make([]value, p.fields.slots)
 	for i, part := range p.parts {
-		acc, err := part.make(p.specs[i])
-		if err != nil || acc == nil {
-			panic(fmt.Sprintf("reducer %q refuses a spec that it has taken before: %v", p.specs[i].Op, err))
-		}
-		s.accs[i] = acc
-		s.byField[i], _ = acc.(*fieldAccumulator)
+		s.accs[i], _ = part.make(p.specs[i]) // the accumulator has the error
+		s.byField[i], _ = s.accs[i].(*fieldAccumulator)
 	}
 	return s
 }
@@ -157,9 +153,6 @@ func (s *State) Encode() ([]byte, error) {
 		if err != nil {
 			return nil, fmt.Errorf("encode aggregate %q: %w", as, err)
 		}
-		if s.byField[i] == nil && !json.Valid(part) {
-			return nil, fmt.Errorf("encode aggregate %q: its reducer wrote invalid JSON", as)
-		}
 		out = append(out, separator(i, `,"aggregates":{`)...)
 		out = append(append(append(out, name...), ':'), part...)
 	}
@@ -177,9 +170,6 @@ func (s *State) Values() (map[string]json.RawMessage, error) {
 	for i, acc := range s.accs {
 		as := s.plan.specs[i].As
 		v, err := acc.Value()
-		if err == nil && s.byField[i] == nil && !json.Valid(v) {
-			err = errors.New("its reducer wrote invalid JSON")
-		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("compute aggregate %q: %w", as, err))
 			v = null()

@@ -154,7 +154,7 @@ func (r *Registry) Register(op string, factory Factory) error {
 	case r.factories[op] != nil:
 		return fmt.Errorf("register reducer %q: the name is taken", op)
 	}
-	r.factories[op] = factory
+	r.factories[op] = ownFactory(factory)
 	return nil
 }
 
@@ -196,9 +196,6 @@ func (r *Registry) compile(p *Plan, spec Spec, duplicate bool) error {
 	acc, err := factory(spec)
 	if err != nil {
 		return err
-	}
-	if acc == nil {
-		return fmt.Errorf("op %q made no accumulator", spec.Op)
 	}
 	part := part{make: factory, slot: noSlot}
 	if f, ok := acc.(*fieldAccumulator); ok {

@@ -469,9 +469,15 @@ func parseRunAt(text string, now time.Time) (time.Time, error) {
 }
 
 func parseAggregate(text string) (a client.Aggregate, err error) {
+	seen := map[string]bool{}
 	for part := range strings.SplitSeq(text, ",") {
 		key, value, _ := strings.Cut(part, "=")
-		switch strings.TrimSpace(key) {
+		key = strings.TrimSpace(key)
+		if seen[key] {
+			return a, usagef("--aggregate %q: %s is there twice; repeat the flag for another aggregate", text, key)
+		}
+		seen[key] = true
+		switch key {
 		case "as":
 			a.As = value
 		case "op":

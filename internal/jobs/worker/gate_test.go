@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -160,6 +161,11 @@ func TestErrorsOfAdmit(t *testing.T) {
 		"retry":     {func(context.Context, processor.Job) error { return errors.New("broken") }, processor.CodeError},
 		"panic":     {func(context.Context, processor.Job) error { panic("oh") }, "PANIC"},
 		"timeout":   {untilEnd, processor.CodeTimeout},
+		"panic of a nil error": {func(context.Context, processor.Job) error {
+			var err *hostileError
+			return err
+		}, "PANIC"},
+		"end of the goroutine": {func(context.Context, processor.Job) error { runtime.Goexit(); return nil }, "PANIC"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := withReady(t, "G", 1)

@@ -139,6 +139,18 @@ func (t *task) returnPass(err error) {
 	}
 	pass := t.pass
 	t.pass = nil
+	t.give(pass, err)
+}
+
+// returnUnused gives back a pass that the task has not taken; nil is none.
+func (t *task) returnUnused(pass processor.Pass) {
+	if pass != nil {
+		t.give(pass, errNotStarted)
+	}
+}
+
+// give gives a pass back. A panic of the pass is logged.
+func (t *task) give(pass processor.Pass, err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			_ = t.feed.w.panicked(t, r)

@@ -120,13 +120,13 @@ var checks = map[string]rule{
 		func(v reflect.Value) bool { return isAddr(v.String()) },
 	},
 	"ids": {
-		"a comma list of names of 1 to 128 letters, digits, dots, underscores or dashes, without spaces",
+		"a comma list of different names of 1 to 128 letters, digits, dots, underscores or dashes, without spaces",
 		func(v reflect.Value) bool {
 			return all(v, func(e reflect.Value) bool { return api.ValidID(e.String()) })
 		},
 	},
 	"timeouts": {
-		"a comma list of type=duration, without spaces, with durations from 1ms to 24h",
+		"a comma list of type=duration, each type once, without spaces, with durations from 1ms to 24h",
 		func(v reflect.Value) bool {
 			for typ, d := range v.Interface().(map[string]time.Duration) {
 				if !api.ValidID(typ) || d < time.Millisecond || d > 24*time.Hour {

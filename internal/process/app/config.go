@@ -146,8 +146,8 @@ type WorkerConfig struct {
 	Count int `env:"WORKER_COUNT" envDefault:"10" min:"1" max:"10000" unit:"jobs"`
 	// Job types that the worker serves; empty: all types for which it has a processor, except NOOP.
 	Types []string `env:"WORKER_TYPES" check:"ids"`
-	// Longest blocking read of workers and aggregators. One read blocks at most 1s, also with a
-	// longer timeout, because a process that stops has to wait for its end.
+	// Longest blocking read of workers and aggregators. One read blocks at most 1s, because a process
+	// that stops has to wait for its end: a longer timeout has no effect, and the start warns.
 	Timeout time.Duration `env:"WORKER_TIMEOUT" envDefault:"1s" min:"1ms" max:"1h"`
 	// Longest run of an attempt, if neither the group nor JOB_TIMEOUTS sets a timeout.
 	JobTimeout time.Duration `env:"JOB_TIMEOUT" envDefault:"30s" min:"1ms" max:"24h"`

@@ -89,6 +89,9 @@ func (s *processors) create(ctx context.Context) error {
 		}
 		s.process.OnStop("connections of "+p.Type(), func(context.Context) error { return p.Close() })
 		s.list = append(s.list, p)
+		if further, ok := p.(interface{ Types() []processor.Processor }); ok {
+			s.list = append(s.list, further.Types()...)
+		}
 		if file, ok := p.(reloader); ok {
 			s.files = append(s.files, file)
 		}

@@ -97,7 +97,9 @@ func serveAPI(reducers *reducer.Registry, listening func(addr string), consume b
 		}
 		b.listening()
 		if listening != nil {
-			listening(g.Addr())
+			if err := p.Guard("Listening", func() error { listening(g.Addr()); return nil }); err != nil {
+				return err
+			}
 		}
 		if !consume {
 			return g.Run(ctx)
