@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -17,6 +18,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/stage/presence"
+	"github.com/bulkaction/bulkaction/internal/telemetry"
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 )
 
@@ -242,6 +244,10 @@ func TestRunnableJobs(t *testing.T) {
 func TestRejectedJobs(t *testing.T) {
 	w := stagetest.Parallel(t, 1)
 	w.Jobs("g", "T", 10)
+	tel, err := telemetry.Setup(t.Context(), telemetry.Options{Service: "ingest", LogWriter: io.Discard})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = tel.Shutdown(context.WithoutCancel(t.Context())) })
+	w.Tel = tel
 	w.Store = w.NewStore(groups.Config{MaxBacklog: 5})
 	for _, o := range []groups.Origin{{Published: true}, {}} {
 		g := messages.SubmitGroup{ID: "h", Tenant: "acme", Type: "T", Seal: true, Jobs: stagetest.Numbered(4)}

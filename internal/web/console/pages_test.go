@@ -269,7 +269,6 @@ func TestGroup(t *testing.T) {
 	} {
 		require.Equal(t, warns, holdsUp(reason), reason)
 	}
-	require.Contains(t, w.page("/ui/groups/failed-1/jobs/7").text, `{"a":"</pre><script>"}`)
 	require.Subset(t, d.actions(), []string{"/ui/groups/running-1/resume", "/ui/groups/running-1/cancel", "/ui/groups/running-1/seal"})
 	d = w.page("/ui/groups/failed-1")
 	require.Contains(t, d.text, "Retry 100 failed jobs")
