@@ -488,14 +488,17 @@ func decodeLine(line []byte) (reducer.Result, bool) {
 	return reducer.Result{Ordinal: *r.Ordinal, Attempts: r.Attempts, DurationMS: r.DurationMS, Data: r.Data}, true
 }
 
-// scanLine reads a result of exactly the form {"ordinal":N,"duration_ms":F,"attempts":N,"data":…}.
-// For any other form it returns false; decodeLine may still accept the line. BenchmarkParseEntries
+// scanLine reads a result of exactly the form {"ordinal":N,"duration_ms":F,"attempts":N,
+// "started_ms":N,"worker":S,"data":…}, with or without the fourth and fifth field. For any other form it returns false; decodeLine may still accept the line. BenchmarkParseEntries
 // measures it, and FuzzScanLine compares it with encoding/json.
 func scanLine(line []byte) (r reducer.Result, ok bool) {
 	const maxDepth = 100 // of arrays and objects in the data
 	ordinal, i := numberAfter(line, 0, `{"ordinal":`)
 	duration, i := numberAfter(line, i, `,"duration_ms":`)
 	attempts, i := numberAfter(line, i, `,"attempts":`)
+	if _, next := numberAfter(line, i, `,"started_ms":`); next >= 0 {
+		i = jsonscan.Value(line, jsonscan.Literal(line, next, `,"worker":`), 1)
+	}
 	start := jsonscan.Literal(line, i, `,"data":`)
 	end := jsonscan.Value(line, start, maxDepth)
 	if end < 0 || string(line[end:]) != "}" {

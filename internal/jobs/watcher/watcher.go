@@ -142,13 +142,13 @@ func (p *partition) measure(ctx context.Context) error {
 		return err
 	}
 	var ready, nonReady int
-	backlog := make(map[string]int, len(st.Types))
+	backlog, runnable := make(map[string]int, len(st.Types)), make(map[string]int, len(st.Types))
 	for _, t := range st.Types {
 		ready += int(t.Ready)
 		nonReady += int(t.NonReady)
-		backlog[t.Type] = int(t.Backlog)
+		backlog[t.Type], runnable[t.Type] = int(t.Backlog), int(t.Runnable)
 	}
-	p.metrics.SetQueues(ready, nonReady, backlog)
+	p.metrics.SetQueues(ready, nonReady, backlog, runnable)
 	return p.store.Record(ctx, at, st)
 }
 

@@ -102,6 +102,7 @@ type task struct {
 	runTime      time.Duration // how long the processor ran
 	released     bool          // the job is given back: its processor's result or error does not count
 	processTrace string        // trace context that the next step's span follows
+	deadReason   string        // of a job that is reported as failed: why, a constant Dead… of telemetry
 }
 
 func (t *task) currentState() state { return state(t.state.Load()) }

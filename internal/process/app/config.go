@@ -212,6 +212,9 @@ type IngestConfig struct {
 	// Further ingest streams, such as acme=bulk-action:ingest:acme. The messages of each belong to
 	// its tenant. All ingest processes need the same.
 	Streams []string `env:"INGEST_STREAMS" check:"ingest streams"`
+	// Refuses submissions that name no tenant, with 422 or as rejected messages. Otherwise such a group
+	// is its own tenant, and no customer's limit applies to it.
+	RequireTenant bool `env:"REQUIRE_TENANT" envDefault:"false"`
 	// Number of unfinished jobs from which on submissions are refused with 429.
 	MaxBacklog int `env:"INGEST_MAX_BACKLOG" envDefault:"10000000" min:"1" max:"2000000000" unit:"jobs"`
 	// Part of Redis's maxmemory from which on submissions are refused with 429.
