@@ -73,7 +73,8 @@ func URLMistake(raw string) string {
 // parseURL splits the URL by hand, because the errors of package url quote their input.
 func parseURL(raw string) (Options, error) {
 	var o Options
-	if i := strings.IndexFunc(raw, func(r rune) bool { return unicode.IsControl(r) || unicode.IsSpace(r) }); i >= 0 {
+	blank := func(r rune) bool { return unicode.IsControl(r) || unicode.IsSpace(r) }
+	if i := strings.IndexFunc(raw, blank); i >= 0 {
 		r, _ := utf8.DecodeRuneInString(raw[i:])
 		name, named := map[rune]string{'\n': "a line break", '\r': "a carriage return", '\t': "a tab", ' ': "a space"}[r]
 		if !named {
