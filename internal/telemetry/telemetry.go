@@ -299,8 +299,8 @@ func checkOTLP() error {
 			key = strings.TrimSpace(key)
 			valid := ok && err == nil && httpguts.ValidHeaderFieldName(key) && httpguts.ValidHeaderFieldValue(value)
 			if strings.TrimSpace(os.Getenv(name)) != "" && !valid {
-				errs = append(errs, fmt.Errorf(
-					"%s: header %d is malformed: write name=value,name=value, with special characters of a value as %%2C", name, i+1))
+				errs = append(errs, fmt.Errorf("%s: header %d is malformed: write name=value,name=value, "+
+					"with special characters of a value as %%2C", name, i+1))
 			}
 		}
 	}
