@@ -172,6 +172,11 @@ var checks = map[string]rule{
 		func(v reflect.Value) bool { return v.String() == "" || isTraceURL(v.String()) },
 	},
 
+	"path prefix": {
+		"a path such as /bulk, of letters, digits, dots, underscores, dashes and tildes, without a slash at its end",
+		func(v reflect.Value) bool { return v.String() == "" || pathPrefix.MatchString(v.String()) },
+	},
+
 	"ingest streams": {
 		"a comma list of tenant=stream, without spaces, of at most 64 different streams; a stream is the key prefix, " +
 			"ingest: and 1 to 64 letters, digits, dots, underscores or dashes, but not ingest:rejected",
@@ -329,6 +334,7 @@ func isTraceURL(s string) bool {
 }
 
 var (
+	pathPrefix = regexp.MustCompile(`^(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+$`)
 	audience   = regexp.MustCompile(`^[A-Za-z0-9._:/-]{1,128}$`)
 	headerName = regexp.MustCompile(`^[A-Za-z0-9-]{1,64}$`)
 	hostName   = regexp.MustCompile(`^([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$`)

@@ -190,6 +190,9 @@ type IngestConfig struct {
 	APIAddr string `env:"API_ADDR" envDefault:"127.0.0.1:8080" check:"addr"`
 	// What is served at API_ADDR: the API, the web console at /ui/, or both.
 	Serve []string `env:"API_SERVE" envDefault:"api,ui" check:"serve"`
+	// Path under which a reverse proxy shows the web console, such as /bulk: the console is at
+	// /bulk/ui/ then. The proxy may remove it from requests, or leave it in them.
+	ConsolePrefix string `env:"CONSOLE_PREFIX" check:"path prefix"`
 	// URL of the traces of a group or a job, to which the web console links, such as
 	// https://traces.example/trace/{trace_id}. It replaces {trace_id}, {group} and {ordinal}.
 	TraceURLTemplate string `env:"TRACE_URL_TEMPLATE" check:"trace url"`

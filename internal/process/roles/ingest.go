@@ -90,6 +90,7 @@ func serveAPI(reducers *reducer.Registry, listening func(addr string), consume b
 			UI:             slices.Contains(c.Serve, "ui"),
 			Sessions:       sessions,
 			Secure:         p.Config.SecureUI(),
+			Prefix:         c.ConsolePrefix,
 			TraceURL:       c.TraceURLTemplate,
 		})
 		if err != nil {
