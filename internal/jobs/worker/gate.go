@@ -55,7 +55,7 @@ func (g *gate) availability() (a processor.Availability) {
 		if r := recover(); r != nil {
 			a = unknown
 			g.broken.Do(func() {
-				g.w.Tel.Log.Error("Availability panicked; this is logged once", "type", g.typ,
+				g.w.Tel.Log.Error("the method Availability panicked, which is logged once", "type", g.typ,
 					"panic", panicText(r), "at", panickedAt())
 			})
 		}

@@ -7,9 +7,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/redis/go-redis/v9"
 )
 
 // Enter finds the place of each visitor, or with EnterNew gives a new visitor a number. poll is the
