@@ -71,7 +71,7 @@ func (w *Worker) runTask(ctx context.Context, t *task, abandoned *bool) {
 			return
 		}
 		cause := t.ctx.endCause(now)
-		w.setOutcome(t, span, end, now, limit)
+		w.setOutcome(t, span, end, cause, now, limit)
 		defer t.feed.reports.add(t)
 		if end.err != nil && w.hasShortTimeout(t) && errors.Is(cause, context.DeadlineExceeded) {
 			t.returnPass(context.Canceled)
@@ -186,13 +186,12 @@ func panickedAt() string {
 }
 
 // setOutcome sets the task's outcome from what the processor returned. now is the time of its return
-// (see monotonicNow), limit the job's timeout. A job that the worker has stopped is released only if
-// the processor returned an error. setOutcome also adds the run time to the process's mean, and ends
-// the span, if there is one.
-func (w *Worker) setOutcome(t *task, span trace.Span, end attemptEnd, now int64, limit time.Duration) {
+// (see monotonicNow), cause why the context had ended by then, limit the job's timeout. A job that the
+// worker has stopped is released only if the processor returned an error. setOutcome also adds the run
+// time to the process's mean, and ends the span, if there is one.
+func (w *Worker) setOutcome(t *task, span trace.Span, end attemptEnd, cause error, now int64, limit time.Duration) {
 	t.runTime, t.result, t.verdict = time.Duration(now-t.runStart), end.result, end.verdict
 	w.meanRunTime.add(t.runTime)
-	cause := t.ctx.endCause(now)
 	switch {
 	case errors.Is(cause, context.DeadlineExceeded) && (end.err != nil || t.runTime >= limit):
 		t.verdict = processor.Classify(TimeoutError(limit)) // a result after the timeout does not count
