@@ -103,8 +103,8 @@ check: vet lint deps ## Before a commit: format, vet, lint and short tests
 	go test -short $(TESTFLAGS) $(call chosen,$(TEST))
 
 .PHONY: test
-test: deps ## Run the tests of all packages but those of integration and browser; BENCH=. runs each benchmark once, too
-	go test -p $(PARALLEL) -parallel $(PARALLEL) $(TESTFLAGS) $(call chosen,$(TEST)) $(if $(BENCH),-args -test.bench=$(BENCH) -test.benchtime=1x)
+test: deps ## Run the tests of all packages but those of integration and browser; BENCH=. runs each benchmark once, too; COVER=1 prints how much of each package its tests reach
+	$(if $(COVER),set -o pipefail; )go test -p $(PARALLEL) -parallel $(PARALLEL) $(if $(COVER),-cover) $(TESTFLAGS) $(call chosen,$(TEST)) $(if $(BENCH),-args -test.bench=$(BENCH) -test.benchtime=1x)$(if $(COVER), | .ci/coverage)
 	$(if $(filter file,$(origin PKG)),cd bench && go test -timeout 20m $(TESTFLAGS) ./...)
 
 .PHONY: race

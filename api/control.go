@@ -11,10 +11,12 @@ const (
 	WhyPaused      = "paused"       // the job's group, tenant or type is paused
 	WhyScheduled   = "scheduled"    // the job was submitted with a start time that has not come
 	WhyNoProcessor = "no_processor" // no live worker process serves the job's type
+	WhyMissingRole = "missing_role" // no live process has a role that the job or group needs next
 	WhyRetry       = "retry"        // the job's last attempt failed; the job waits for its next attempt
 	WhyCongestion  = "congestion"   // a downstream API asked to wait before it is called again
 	WhyResource    = "resource"     // something that the job needs is busy, such as an account
 	WhyRate        = "rate"         // the tenant's rate limit or the global limit has no permit left
+	WhyCapacity    = "capacity"     // all slots of the workers that serve the job's type are busy
 	WhyFairness    = "fairness"     // nothing holds the job up: other jobs are to be served before it
 )
 

@@ -91,7 +91,7 @@ type Accepted struct {
 	Links  map[string]string `json:"links,omitempty"` // self (the group) and events
 	// Only the answer to a submission has the next two fields.
 	Tenant   string   `json:"tenant,omitempty"`   // the group's own id if no tenant was named
-	Warnings []string `json:"warnings,omitempty"` // for people: why the group may not end
+	Warnings []string `json:"warnings,omitempty"` // for people, such as why the group may not end
 }
 
 // LineError is a rejected line of a streamed append.
@@ -114,15 +114,24 @@ type Job struct {
 	Group   string `json:"group"`
 	Ordinal int64  `json:"ordinal"`
 	// Key is the producer's own name of the job. It is present only if the job was requested by its
-	// key, has failed, or has Why with a Key.
+	// key, has failed, has a Result, or has Why with a Key.
 	Key       string    `json:"key,omitempty"`
 	State     string    `json:"state"` // waiting, non_ready, ready, in_flight, done, failed, cancelled
 	Attempts  int       `json:"attempts"`
 	LastError *JobError `json:"last_error,omitempty"`
 	// Errors are the errors of the latest attempts in this round, at most three, newest first:
-	// LastError and those before it. A done job has none, and a job of a list has only LastError.
+	// LastError and those before it. Of a done job, only the last one is kept; a job of a list has
+	// only LastError, and none if it is done.
 	Errors []JobError      `json:"errors,omitempty"`
-	Result json.RawMessage `json:"result,omitempty"`
+	Result json.RawMessage `json:"result,omitempty"` // of a done job; absent for a key that may not see it
+	// StartedAt is when the last attempt started, RunSeconds how long it ran or has run, and Worker
+	// the process: of a done job, and of a running one if its worker reports it.
+	StartedAt  *time.Time `json:"started_at,omitempty"`
+	RunSeconds *float64   `json:"run_seconds,omitempty"`
+	Worker     string     `json:"worker,omitempty"`
+	// ResultHint says where the result of a done job is, if Result and the fields that come with it
+	// are absent.
+	ResultHint string `json:"result_hint,omitempty"`
 	// TraceID is the job's trace, 32 hex digits. It is present only if the job has failed and the
 	// trace is recorded.
 	TraceID string `json:"trace_id,omitempty"`
@@ -156,6 +165,9 @@ type Result struct {
 	Key        string          `json:"key,omitempty"` // the producer's own name of the job
 	DurationMS float64         `json:"duration_ms"`
 	Attempts   int             `json:"attempts"`
+	StartedMS  int64           `json:"started_ms,omitempty"` // start of the last attempt, ms since 1970; 0: not known
+	Worker     string          `json:"worker,omitempty"`     // id of the process that ran it
+	LastError  *JobError       `json:"last_error,omitempty"` // of the attempt before; nil: there was none
 	Data       json.RawMessage `json:"data"`
 }
 
@@ -206,14 +218,18 @@ type DeadLetterList struct {
 
 // TypeStats are the numbers of jobs of one type by state, over all partitions.
 type TypeStats struct {
-	Type     string `json:"type"`
-	Backlog  int64  `json:"backlog"` // waiting + non-ready + ready
-	Waiting  int64  `json:"waiting"`
-	NonReady int64  `json:"non_ready"`
-	Ready    int64  `json:"ready"`
-	InFlight int64  `json:"in_flight"`
-	Workers  int    `json:"workers"` // live worker processes that serve the type
-	Paused   bool   `json:"paused"`
+	Type    string `json:"type"`
+	Backlog int64  `json:"backlog"` // waiting + non-ready + ready
+	// Runnable counts those of the backlog that may run now: ready ones, and waiting ones except those
+	// of scheduled groups, of paused groups, tenants and types, and of tenants without a permit. With
+	// more than 200 queues of tenants or groups in one, it counts all waiting jobs of the type.
+	Runnable int64 `json:"runnable"`
+	Waiting  int64 `json:"waiting"`
+	NonReady int64 `json:"non_ready"`
+	Ready    int64 `json:"ready"`
+	InFlight int64 `json:"in_flight"`
+	Workers  int   `json:"workers"` // live worker processes that serve the type
+	Paused   bool  `json:"paused"`
 	// Totals count since the type's first job; they begin again if the type was idle for so long
 	// that it was deleted.
 	Totals JobTotals `json:"totals"`

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"runtime"
 	"strings"
 	"testing"
@@ -64,6 +65,9 @@ func TestAttempt(t *testing.T) {
 			return nil, processor.Permanent("BAD", errors.New("refused"))
 		case "panic":
 			panic("on purpose")
+		case "nil error":
+			var err *fs.PathError
+			return nil, err
 		case "large":
 			return strings.Repeat("x", processor.MaxResultBytes), nil
 		case "wait":
@@ -82,17 +86,18 @@ func TestAttempt(t *testing.T) {
 		want   processor.Verdict
 		result string
 	}{
-		"done":          {processor.Job{}, verdict(processor.Done, "", 0, ""), `{"id":"test.0","left":3}`},
-		"retry":         {processor.Job{Payload: []byte(`{"do":"fail"}`), Retries: 1}, verdict(processor.RetryLater, "ERROR", 2*time.Second, "no"), ""},
-		"last retry":    {processor.Job{Payload: []byte(`{"do":"fail"}`), Retries: 3}, verdict(processor.Fail, "ERROR", 0, "no"), ""},
-		"throttle":      {processor.Job{Payload: []byte(`{"do":"throttle"}`)}, verdict(processor.Throttle, "API_THROTTLED", time.Minute, "429"), ""},
-		"defer":         {processor.Job{Payload: []byte(`{"do":"defer"}`)}, verdict(processor.Defer, "RESOURCE_BUSY", time.Hour, "busy"), ""},
-		"permanent":     {processor.Job{Payload: []byte(`{"do":"permanent"}`)}, verdict(processor.Fail, "BAD", 0, "refused"), ""},
-		"panic":         {processor.Job{Payload: []byte(`{"do":"panic"}`)}, verdict(processor.RetryLater, "PANIC", time.Second, "the processor panicked: see `processor panicked` in the worker's log"), ""},
-		"large":         {processor.Job{Payload: []byte(`{"do":"large"}`)}, verdict(processor.Fail, "RESULT_TOO_LARGE", 0, "the processor's result has 65538 bytes, at most 65536 are kept"), ""},
-		"timeout":       {processor.Job{Payload: []byte(`{"do":"wait"}`)}, verdict(processor.RetryLater, "TIMEOUT", time.Second, "timed out after 30s"), ""},
-		"late result":   {processor.Job{Payload: []byte(`{"do":"late"}`)}, verdict(processor.RetryLater, "TIMEOUT", time.Second, "timed out after 30s"), ""},
-		"wrong payload": {processor.Job{Payload: []byte(`{"do":1}`)}, verdict(processor.Fail, "INVALID_PAYLOAD", 0, "payload.do: must be a string, not a number"), ""},
+		"panic of an error": {processor.Job{Payload: []byte(`{"do":"nil error"}`)}, verdict(processor.RetryLater, "PANIC", time.Second, "the processor panicked: see `processor panicked` in the worker's log"), ""},
+		"done":              {processor.Job{}, verdict(processor.Done, "", 0, ""), `{"id":"test.0","left":3}`},
+		"retry":             {processor.Job{Payload: []byte(`{"do":"fail"}`), Retries: 1}, verdict(processor.RetryLater, "ERROR", 2*time.Second, "no"), ""},
+		"last retry":        {processor.Job{Payload: []byte(`{"do":"fail"}`), Retries: 3}, verdict(processor.Fail, "ERROR", 0, "no"), ""},
+		"throttle":          {processor.Job{Payload: []byte(`{"do":"throttle"}`)}, verdict(processor.Throttle, "API_THROTTLED", time.Minute, "429"), ""},
+		"defer":             {processor.Job{Payload: []byte(`{"do":"defer"}`)}, verdict(processor.Defer, "RESOURCE_BUSY", time.Hour, "busy"), ""},
+		"permanent":         {processor.Job{Payload: []byte(`{"do":"permanent"}`)}, verdict(processor.Fail, "BAD", 0, "refused"), ""},
+		"panic":             {processor.Job{Payload: []byte(`{"do":"panic"}`)}, verdict(processor.RetryLater, "PANIC", time.Second, "the processor panicked: see `processor panicked` in the worker's log"), ""},
+		"large":             {processor.Job{Payload: []byte(`{"do":"large"}`)}, verdict(processor.Fail, "RESULT_TOO_LARGE", 0, "the processor's result has 65538 bytes, at most 65536 are kept"), ""},
+		"timeout":           {processor.Job{Payload: []byte(`{"do":"wait"}`)}, verdict(processor.RetryLater, "TIMEOUT", time.Second, "timed out after 30s"), ""},
+		"late result":       {processor.Job{Payload: []byte(`{"do":"late"}`)}, verdict(processor.RetryLater, "TIMEOUT", time.Second, "timed out after 30s"), ""},
+		"wrong payload":     {processor.Job{Payload: []byte(`{"do":1}`)}, verdict(processor.Fail, "INVALID_PAYLOAD", 0, "payload.do: must be a string, not a number"), ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -209,10 +209,9 @@ func Attempt(t testing.TB, c run.Config, p processor.Processor, job processor.Jo
 	if job.AcceptedAt.IsZero() {
 		job.AcceptedAt = time.Now()
 	}
-	result, err := runLimited(t, processor.Use(p, c.Middleware...), job,
+	result, v := runLimited(t, processor.Use(p, c.Middleware...), job,
 		cmp.Or(cfg.Worker.JobTimeouts[job.Type], cfg.Worker.JobTimeout))
 
-	v := processor.Classify(err)
 	v.Kind, v.After = worker.Rules{
 		MaxRetries: cfg.Worker.MaxRetryCount, MaxThrottles: cfg.Worker.MaxThrottles,
 		Backoff: cfg.Backpressure.DefaultBackoff, MaxBackoff: cfg.Backpressure.MaxBackoff,
@@ -220,68 +219,67 @@ func Attempt(t testing.TB, c run.Config, p processor.Processor, job processor.Jo
 	return Outcome{v, result}
 }
 
-// errNotReturned means that a processor ended its goroutine with runtime.Goexit instead of
-// returning.
-var errNotReturned = errors.New("the processor has not returned")
-
 // runLimited runs an attempt with a timeout. If the processor ignores the end of its context,
 // runLimited waits for it as long as a worker would, and then fails the test.
 func runLimited(
 	t testing.TB, p processor.Processor, job processor.Job, limit time.Duration,
-) (json.RawMessage, error) {
+) (json.RawMessage, processor.Verdict) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 	calls := newCalls()
+	timedOut := processor.Classify(worker.TimeoutError(limit))
 	type end struct {
-		result json.RawMessage
-		err    error
-		took   time.Duration
+		result   json.RawMessage
+		verdict  processor.Verdict
+		returned bool
+		took     time.Duration
 	}
 	ended := make(chan end, 1)
 	go func() {
-		began, e := time.Now(), end{err: errNotReturned}
+		began, e := time.Now(), end{}
 		defer func() {
 			e.took = time.Since(began)
 			ended <- e
 		}()
-		e.result, e.err = encoded(t, ctx, processor.Use(p, calls.watch), job)
+		e.result, e.verdict = encoded(t, ctx, processor.Use(p, calls.watch), job)
+		e.returned = true
 	}()
 	abandoned := time.NewTimer(limit + worker.AbandonDelay(limit))
 	defer abandoned.Stop()
 	select {
 	case e := <-ended:
-		if errors.Is(e.err, errNotReturned) {
+		if !e.returned {
 			t.Fatalf("bulktest: the processor of type %s has ended its goroutine, as t.FailNow and package require "+
 				"do: a processor must return; use t.Error or package assert there", job.Type)
 		}
-		if e.took >= limit || e.err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			return nil, worker.TimeoutError(limit) // a result that comes after the timeout does not count
+		if e.took >= limit || e.verdict.Kind != processor.Done && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			return nil, timedOut // a result that comes after the timeout does not count
 		}
-		return e.result, e.err
+		return e.result, e.verdict
 	case <-abandoned.C:
 		t.Errorf("bulktest: the processor of type %s ignores the end of its context: %s after the timeout of %s "+
 			"it has not returned. %s", job.Type, worker.AbandonDelay(limit), limit, calls.report())
-		return nil, worker.TimeoutError(limit)
+		return nil, timedOut
 	}
 }
 
 // encoded calls the processor once, Admit of a Gated one first, and returns its result as JSON. It
-// logs a panic and turns it into an error.
+// logs a panic, also in the methods of the result or of the error, and makes it a verdict.
 //
 //nolint:revive // a test comes before its context
 func encoded(
 	t testing.TB, ctx context.Context, p processor.Processor, job processor.Job,
-) (result json.RawMessage, err error) {
+) (result json.RawMessage, v processor.Verdict) {
 	defer func() {
 		if r := recover(); r != nil {
-			fmt.Fprintf(t.Output(), "the processor of type %s panicked: %v\n%s", job.Type, r, debug.Stack())
-			result, err = nil, worker.PanicError()
+			fmt.Fprintf(t.Output(), "the processor of type %s panicked with a %T: %v\n%s", job.Type, r, r, debug.Stack())
+			result, v = nil, processor.Classify(worker.PanicError())
 		}
 	}()
 	value, err := processor.Run(ctx, p, job)
-	if err != nil {
-		return nil, err
+	if err == nil {
+		result, err = worker.EncodeResult(value)
 	}
-	return worker.EncodeResult(value)
+	return result, processor.Classify(err)
 }

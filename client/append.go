@@ -63,7 +63,7 @@ func (a *API) Append(
 	}
 	n := 0
 	for job := range jobs {
-		line, err := submission.Encode(job)
+		line, err := submission.EncodeJob(job, job.Payload)
 		if err != nil {
 			return u.answer, fmt.Errorf("append to group %s: encode job %d: %w", group, n, err)
 		}

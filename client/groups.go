@@ -66,7 +66,7 @@ type Aggregate struct {
 // NewJob is a job to be added to a group. The API shows it as an api.Job; a worker's processor gets
 // it as a processor.Job.
 type NewJob struct {
-	Payload     any        `json:"payload"`               // encodes to JSON of at most 256 KiB
+	Payload     any        `json:"payload"`               // encodes to JSON of at most 256 KiB; JSON of yours is a json.RawMessage
 	Type        string     `json:"type,omitempty"`        // the group's type when empty
 	RunAt       *time.Time `json:"run_at,omitempty"`      // the job does not start before this time
 	TraceParent string     `json:"traceparent,omitempty"` // W3C traceparent; the job continues this trace
@@ -75,9 +75,11 @@ type NewJob struct {
 	Key string `json:"key,omitempty"`
 }
 
+func payloadOf(j NewJob) any { return j.Payload }
+
 // MarshalJSON returns the body of POST /v1/groups.
 func (g Submission) MarshalJSON() ([]byte, error) {
-	jobs, err := submission.EncodeAll(g.Jobs)
+	jobs, err := submission.EncodeAll(g.Jobs, payloadOf)
 	if err != nil {
 		return nil, err
 	}

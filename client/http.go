@@ -385,11 +385,12 @@ func appendedBefore(err error) api.Appended {
 	return api.Appended{}
 }
 
-// retryAfter reads the header Retry-After in both forms: seconds or an HTTP date. It returns 0 for
-// anything else.
+// retryAfter reads the header Retry-After in both forms: seconds, at most a day, or an HTTP date. It
+// returns 0 for anything else.
 func retryAfter(header string, now time.Time) time.Duration {
-	if s, err := strconv.ParseInt(strings.TrimSpace(header), 10, 32); err == nil {
-		return max(0, time.Duration(s)*time.Second)
+	s, err := strconv.ParseFloat(strings.TrimSpace(header), 64)
+	if s >= 0 && (err == nil || errors.Is(err, strconv.ErrRange)) { // not NaN
+		return time.Duration(min(s, (24*time.Hour).Seconds()) * float64(time.Second))
 	}
 	if at, err := http.ParseTime(header); err == nil {
 		return max(0, at.Sub(now).Round(time.Millisecond))

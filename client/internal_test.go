@@ -62,6 +62,15 @@ func FuzzMessages(f *testing.F) {
 	})
 }
 
+func TestRetryAfter(t *testing.T) {
+	for header, want := range map[string]time.Duration{
+		"": 0, "7": 7 * time.Second, " 1.5 ": 1500 * time.Millisecond, "18446744073709551616": 24 * time.Hour,
+		strings.Repeat("9", 400): 24 * time.Hour, "-1": 0, "-1e999": 0, "NaN": 0, "soon": 0, "1.5.0": 0,
+	} {
+		require.Equal(t, want, retryAfter(header, time.Now()), header)
+	}
+}
+
 func FuzzRetryAfter(f *testing.F) {
 	for _, seed := range []string{"", "0", "120", "-1", " 5 ", "99999999999999999999", "2147483647", "Fri, 31 Dec 9999 23:59:59 GMT", "Mon, 01 Jan 0001 00:00:00 GMT", "soon"} {
 		f.Add(seed)

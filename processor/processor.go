@@ -75,8 +75,12 @@ type Processor interface {
 	Process(ctx context.Context, job Job) (any, error)
 }
 
-// Func returns a processor that runs the jobs of type typ by calling fn.
+// Func returns a processor that runs the jobs of type typ by calling fn; nil if fn is nil, which a
+// worker refuses at its start.
 func Func(typ string, fn func(context.Context, Job) (any, error)) Processor {
+	if fn == nil {
+		return nil
+	}
 	return funcProcessor{typ, fn}
 }
 
@@ -97,8 +101,11 @@ func (p funcProcessor) Process(ctx context.Context, job Job) (any, error) { retu
 // and the name of the wrong field. If P has a method Validate() error, its error does the same.
 // Fields that P does not have are ignored, so that a producer may be newer than the worker.
 //
-// The producer's side is client.Typed.
+// If fn is nil, Typed returns nil. The producer's side is client.Typed.
 func Typed[P, R any](typ string, fn func(ctx context.Context, job Job, payload P) (R, error)) Processor {
+	if fn == nil {
+		return nil
+	}
 	return Func(typ, func(ctx context.Context, job Job) (any, error) {
 		var payload P
 		if err := decode(job.Payload, &payload); err != nil {

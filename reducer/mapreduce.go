@@ -86,11 +86,9 @@ func (m *mapReduce[T]) Merge(other Accumulator) error {
 	if o.count == 0 {
 		return nil
 	}
-	return guard(func() error {
-		m.join(o.reduced)
-		m.count += o.count
-		return nil
-	})
+	m.join(o.reduced)
+	m.count += o.count
+	return nil
 }
 
 type encodedMapReduce struct {
@@ -130,31 +128,16 @@ func (m *mapReduce[T]) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-func (m *mapReduce[T]) Value() (value json.RawMessage, err error) {
+func (m *mapReduce[T]) Value() (json.RawMessage, error) {
 	if m.count == 0 {
 		return null(), nil
 	}
 	if m.finish == nil {
 		return json.Marshal(m.reduced)
 	}
-	err = guard(func() error {
-		shown, err := m.finish(m.reduced)
-		if err == nil {
-			value, err = json.Marshal(shown)
-		}
-		return err
-	})
-	return value, err
-}
-
-// guard turns a panic of the user's function into an error; otherwise one result could crash the
-// process again and again. The error leaves the panic's value out, because it may contain a
-// payload.
-func guard(do func() error) (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("the reducer's function panicked with a %T", p)
-		}
-	}()
-	return do()
+	shown, err := m.finish(m.reduced)
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(shown)
 }

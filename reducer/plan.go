@@ -25,9 +25,8 @@ type Plan struct {
 
 // part says how to make one aggregate's accumulator, and in which slot its field's value is.
 type part struct {
-	make    Factory
-	slot    int
-	refused error // why the aggregate can't be computed; nil: it can
+	make Factory
+	slot int
 }
 
 // Missing returns the ops, sorted, that the registry of [Registry.CompileStored] lacks. A state of
@@ -45,7 +44,8 @@ type State struct {
 	scratch []byte
 }
 
-// New returns an empty state.
+// New returns an empty state. An aggregate whose factory refuses a Spec that it accepted in Compile
+// has failed (see Failed).
 func (p *Plan) New() *State {
 	n := len(p.parts)
 	s := &State{plan: p}
@@ -55,15 +55,8 @@ func (p *Plan) New() *State {
 	s.accs, s.byField = make([]Accumulator, n), make([]*fieldAccumulator, n)
 	s.values = make([]value, p.fields.slots)
 	for i, part := range p.parts {
-		acc, err := Accumulator(nil), part.refused
-		if err == nil {
-			acc, err = makeAccumulator(part.make, p.specs[i])
-		}
-		if err != nil {
-			acc = &failed{err.Error()}
-		}
-		s.accs[i] = acc
-		s.byField[i], _ = acc.(*fieldAccumulator)
+		s.accs[i], _ = part.make(p.specs[i]) // the accumulator has the error
+		s.byField[i], _ = s.accs[i].(*fieldAccumulator)
 	}
 	return s
 }
@@ -76,44 +69,13 @@ type encodedState struct {
 	Failed     map[string]string          `json:"failed,omitempty"` // see State.Failed
 }
 
-// failed takes the place of an accumulator that has failed for good: it can't encode its state, or
-// refuses the state that it has encoded. It keeps the reason, so that the group can end.
-type failed struct{ reason string }
-
-func (*failed) Add(Result) error                  { return nil }
-func (*failed) Merge(Accumulator) error           { return nil }
-func (*failed) MarshalJSON() ([]byte, error)      { return null(), nil }
-func (*failed) UnmarshalJSON([]byte) error        { return nil }
-func (f *failed) Value() (json.RawMessage, error) { return nil, errors.New(f.reason) }
-
-// guardOwn calls a method of the i-th accumulator. If it is a reducer written in Go, an error or a
-// panic makes the aggregate fail for good; an error of a built-in one, which only a damaged state
-// can cause, is returned.
-func (s *State) guardOwn(i int, call func() error) error {
-	if s.byField[i] != nil {
-		return call()
-	}
-	if err := guard(call); err != nil {
-		s.accs[i] = &failed{cutReason(err.Error())}
-	}
-	return nil
-}
-
-// cutReason bounds the text of an error that is stored with the aggregate.
-func cutReason(reason string) string {
-	const most = 500
-	if len(reason) > most {
-		reason = reason[:most] + "…"
-	}
-	return strings.ToValidUTF8(reason, "")
-}
-
-// Failed returns, by the aggregate's name, why an aggregate has failed for good: its value is null.
+// Failed returns, by the aggregate's name, why a reducer written in Go has failed for good: it
+// panicked or returned an error when it merged, encoded or decoded its state. The value is null.
 func (s *State) Failed() map[string]string {
 	reasons := map[string]string{}
 	for i, acc := range s.accs {
-		if f, ok := acc.(*failed); ok {
-			reasons[s.plan.specs[i].As] = f.reason
+		if o, ok := acc.(*own); ok && o.err != nil {
+			reasons[s.plan.specs[i].As] = o.err.Error()
 		}
 	}
 	return reasons
@@ -139,11 +101,9 @@ func (p *Plan) Decode(encoded []byte) (*State, error) {
 		if !ok {
 			return nil, fmt.Errorf("decode aggregate %q: it is missing", as)
 		}
-		if reason, bad := e.Failed[as]; bad {
-			s.accs[i], s.byField[i] = &failed{reason}, nil
-			continue
-		}
-		if err := s.guardOwn(i, func() error { return acc.UnmarshalJSON(part) }); err != nil {
+		if reason, failed := e.Failed[as]; failed {
+			s.accs[i], s.byField[i] = &own{err: errors.New(reason)}, nil
+		} else if err := acc.UnmarshalJSON(part); err != nil {
 			return nil, fmt.Errorf("decode aggregate %q: %w", as, err)
 		}
 	}
@@ -175,7 +135,7 @@ func (s *State) Add(r Result) error {
 		if !cloned { // a reducer may keep a part of the data
 			r.Data, cloned = bytes.Clone(r.Data), true
 		}
-		if err := guard(func() error { return acc.Add(r) }); err != nil {
+		if err := acc.Add(r); err != nil {
 			errs = append(errs, fmt.Errorf("add result %d to aggregate %q: %w", r.Ordinal, s.plan.specs[i].As, err))
 		}
 	}
@@ -192,11 +152,9 @@ func (s *State) Merge(other *State) error {
 		return errors.New("merge aggregates: the states are of different plans")
 	}
 	for i, acc := range s.accs {
-		if f, bad := other.accs[i].(*failed); bad {
-			s.accs[i], s.byField[i] = f, nil
-			continue
-		}
-		if err := s.guardOwn(i, func() error { return acc.Merge(other.accs[i]) }); err != nil {
+		if o, ok := other.accs[i].(*own); ok && o.err != nil {
+			s.accs[i], s.byField[i] = o, nil
+		} else if err := acc.Merge(other.accs[i]); err != nil {
 			return fmt.Errorf("merge aggregate %q: %w", s.plan.specs[i].As, err)
 		}
 	}
@@ -204,8 +162,7 @@ func (s *State) Merge(other *State) error {
 	return nil
 }
 
-// Encode returns the state as JSON for Plan.Decode. A reducer that can't encode its state fails for
-// good (see Failed).
+// Encode returns the state as JSON for Plan.Decode.
 func (s *State) Encode() ([]byte, error) {
 	if missing := s.plan.missing; len(missing) > 0 {
 		return nil, fmt.Errorf("encode aggregates: this process lacks the reducer %s", strings.Join(missing, ", "))
@@ -218,18 +175,9 @@ func (s *State) Encode() ([]byte, error) {
 			return nil, fmt.Errorf("encode aggregate %q: %w", as, err)
 		}
 		// Call MarshalJSON directly: json.Marshal would scan a large state three more times.
-		part := json.RawMessage(nil)
-		err = s.guardOwn(i, func() (err error) {
-			if part, err = acc.MarshalJSON(); err == nil && s.byField[i] == nil && !json.Valid(part) {
-				err = errors.New("its reducer wrote invalid JSON")
-			}
-			return err
-		})
+		part, err := acc.MarshalJSON()
 		if err != nil {
 			return nil, fmt.Errorf("encode aggregate %q: %w", as, err)
-		}
-		if _, bad := s.accs[i].(*failed); bad {
-			part = null()
 		}
 		out = append(out, separator(i, `,"aggregates":{`)...)
 		out = append(append(append(out, name...), ':'), part...)
@@ -254,13 +202,7 @@ func (s *State) Values() (map[string]json.RawMessage, error) {
 	var errs []error
 	for i, acc := range s.accs {
 		as := s.plan.specs[i].As
-		var v json.RawMessage
-		err := guard(func() (err error) {
-			if v, err = acc.Value(); err == nil && s.byField[i] == nil && !json.Valid(v) {
-				err = errors.New("its reducer wrote invalid JSON")
-			}
-			return err
-		})
+		v, err := acc.Value()
 		if err != nil {
 			errs = append(errs, fmt.Errorf("compute aggregate %q: %w", as, err))
 			v = null()

@@ -154,7 +154,7 @@ func (r *Registry) Register(op string, factory Factory) error {
 	case r.factories[op] != nil:
 		return fmt.Errorf("register reducer %q: the name is taken", op)
 	}
-	r.factories[op] = factory
+	r.factories[op] = ownFactory(factory)
 	return nil
 }
 
@@ -186,7 +186,9 @@ func (r *Registry) CompileStored(specs []Spec) *Plan {
 	p := &Plan{specs: slices.Clone(specs), fields: newExtractor()}
 	for _, spec := range specs {
 		if err := r.compile(p, spec, false); err != nil {
-			p.parts = append(p.parts, part{slot: noSlot, refused: err})
+			failed := &own{}
+			failed.keep(err)
+			p.parts = append(p.parts, part{slot: noSlot, make: func(Spec) (Accumulator, error) { return failed, err }})
 			if r.factories[spec.Op] == nil {
 				p.missing = append(p.missing, spec.Op)
 			}
@@ -195,17 +197,6 @@ func (r *Registry) CompileStored(specs []Spec) *Plan {
 	slices.Sort(p.missing)
 	p.missing = slices.Compact(p.missing)
 	return p
-}
-
-// makeAccumulator calls a factory, and makes a panic of it an error.
-func makeAccumulator(factory Factory, spec Spec) (acc Accumulator, err error) {
-	err = guard(func() (err error) {
-		if acc, err = factory(spec); err == nil && acc == nil {
-			err = fmt.Errorf("op %q made no accumulator", spec.Op)
-		}
-		return err
-	})
-	return acc, err
 }
 
 func (r *Registry) compile(p *Plan, spec Spec, duplicate bool) error {
@@ -222,7 +213,7 @@ func (r *Registry) compile(p *Plan, spec Spec, duplicate bool) error {
 	if !ok {
 		return fmt.Errorf("op %q is unknown, use one of %s", spec.Op, strings.Join(r.Ops(), ", "))
 	}
-	acc, err := makeAccumulator(factory, spec)
+	acc, err := factory(spec)
 	if err != nil {
 		return err
 	}

@@ -120,8 +120,8 @@ func (c Config) own(procs []processor.Processor) roles.Own {
 
 // Run works until ctx ends, and returns nil when the running jobs have ended, at most after
 // SHUTDOWN_GRACE_PERIOD; jobs that take longer run again elsewhere. While Redis is away, Run logs
-// that and waits. It returns an error if settings are wrong, if Redis is not suitable, if a hook
-// fails, or if an address is taken. It reads no environment variables and no arguments, handles no
+// that and waits. It returns an error if settings are wrong, if a processor is nil, if Redis is not
+// suitable, if a hook fails or panics, or if an address is taken. It reads no environment variables and no arguments, handles no
 // signals and never exits the process. Call it once.
 func (e *Embedded) Run(ctx context.Context) error {
 	c := e.config
@@ -146,12 +146,14 @@ func (e *Embedded) Run(ctx context.Context) error {
 // hooked runs the role between the hooks.
 func (e *Embedded) hooked(ctx context.Context, p *app.Process, b roles.Base) error {
 	if start := e.config.OnStart; start != nil {
-		if err := start(ctx); err != nil {
+		if err := p.Guard("OnStart", func() error { return start(ctx) }); err != nil {
 			return err
 		}
 	}
 	if stop := e.config.OnStop; stop != nil {
-		p.OnStop("the program", stop)
+		p.OnStop("the program", func(ctx context.Context) error {
+			return p.Guard("OnStop", func() error { return stop(ctx) })
+		})
 	}
 	return e.role(ctx, p, b)
 }

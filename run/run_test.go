@@ -3,8 +3,15 @@ package run_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"log/slog"
 	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -210,21 +217,132 @@ func TestMistakes(t *testing.T) {
 	}
 }
 
+type brokenError struct{ text string }
+
+func (e *brokenError) Error() string { return e.text } // panics if e is nil
+
+type nameless struct{ processor.Processor } // its Type panics
+
+// TestCodeOfTheProgramIsGuarded: a hook, a processor or middleware that is nil, that panics, whose
+// error panics or that ends its goroutine makes Run return an error, and the log has the place. The
+// other clean-ups run.
+func TestCodeOfTheProgramIsGuarded(t *testing.T) {
+	t.Parallel()
+	url, prefix := redistest.Shared(t)
+	proc := processor.Func("T", func(context.Context, processor.Job) (any, error) { return nil, nil })
+	hook := func(f func()) func(context.Context) error {
+		return func(context.Context) error { f(); return nil }
+	}
+	panics := func() { panic("at this place") }
+	nilError := func(context.Context) error {
+		var e *brokenError
+		return e
+	}
+	var none *nameless
+	for name, test := range map[string]struct {
+		config run.Config
+		proc   processor.Processor
+		says   string
+		log    string
+	}{
+		"nil processor":         {run.Config{}, nil, "processor 0 is nil (<nil>)", ""},
+		"nil function":          {run.Config{}, processor.Func("T", nil), "processor 0 is nil", ""},
+		"nil typed function":    {run.Config{}, processor.Typed[int, any]("T", nil), "processor 0 is nil", ""},
+		"nil pointer":           {run.Config{}, none, "processor 0 is nil (*run_test.nameless)", ""},
+		"processor":             {run.Config{}, nameless{}, "processor 0 (run_test.nameless) or its middleware panicked", "nameless"},
+		"built-in ones count 0": {run.Config{BuiltIn: true}, nil, "processor 0 is nil", ""},
+		"nil middleware":        {run.Config{Middleware: []processor.Middleware{nil}}, proc, "middleware 0 is nil", ""},
+		"middleware": {run.Config{Middleware: []processor.Middleware{func(processor.Handler) processor.Handler {
+			panic("at this place")
+		}}}, proc, "processor 0 (processor.funcProcessor) or its middleware panicked", "at this place"},
+		"OnStart panics":     {run.Config{OnStart: hook(panics)}, proc, "OnStart panicked: see `code of the program panicked` in the log", "run_test.go"},
+		"error of OnStart":   {run.Config{OnStart: nilError}, proc, "OnStart panicked", "brokenError"},
+		"OnStart never ends": {run.Config{OnStart: hook(runtime.Goexit)}, proc, "OnStart ended its goroutine", ""},
+		"OnStop panics":      {run.Config{OnStop: hook(panics)}, proc, "OnStop panicked", "at this place"},
+		"error of OnStop":    {run.Config{OnStop: nilError}, proc, "OnStop panicked", "brokenError"},
+		"OnStop never ends":  {run.Config{OnStop: hook(runtime.Goexit)}, proc, "OnStop ended its goroutine", ""},
+		"Listening":          {run.Config{Listening: func(string) { panics() }}, proc, "Listening panicked", "run_test.go"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var log strings.Builder
+			var mu sync.Mutex
+			c := test.config
+			c.RedisURL, c.Settings = url, map[string]string{"KEY_PREFIX": prefix, "API_ADDR": "127.0.0.1:0"}
+			c.Logger = slog.New(slog.NewTextHandler(lockedWriter{&mu, &log}, nil))
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			if c.OnStop != nil {
+				c.Listening = func(string) { cancel() } // now Run stops
+			}
+			err := run.NewAll(c, test.proc).Run(ctx)
+			require.ErrorContains(t, err, test.says)
+			require.NotErrorIs(t, ctx.Err(), context.DeadlineExceeded)
+			mu.Lock()
+			defer mu.Unlock()
+			require.Contains(t, log.String(), test.log)
+		})
+	}
+}
+
+// TestHandlersOfHTTPJobs: a type of the credentials file has its URL there. Code and text of the
+// handler's answer are those of the failure and of the aggregate, and the handler knows the job.
+func TestHandlersOfHTTPJobs(t *testing.T) {
+	t.Parallel()
+	url, prefix := redistest.Shared(t)
+	handler := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		w.WriteHeader(http.StatusUnprocessableEntity)
+		_, _ = fmt.Fprintf(w, `{"code": "NO_CUSTOMER", "message": "%s has no %s"}`, r.Header.Get("Bulkaction-Tenant"), body)
+	}))
+	t.Cleanup(handler.Close)
+	file := filepath.Join(t.TempDir(), "http.yaml")
+	require.NoError(t, os.WriteFile(file, []byte("types: {ORDERS: {url: "+handler.URL+"}}"), 0o600))
+	listening := make(chan string, 1)
+	start(t, run.NewAll(run.Config{
+		RedisURL: url, BuiltIn: true, Logger: slog.New(slog.DiscardHandler), Listening: func(addr string) { listening <- addr },
+		Settings: map[string]string{
+			"KEY_PREFIX": prefix, "API_ADDR": "127.0.0.1:0", "HTTP_PROCESSOR_CREDENTIALS_FILE": file,
+			"HTTP_PROCESSOR_ALLOWED_CIDRS": "127.0.0.0/8",
+		},
+	}))
+	a := client.NewAPI("http://" + <-listening)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	_, err := a.Submit(ctx, client.Submission{
+		ID: "g", Tenant: "acme", Type: "ORDERS", Seal: true, Jobs: []client.NewJob{{Payload: 7}},
+		Aggregate: []client.Aggregate{{As: "codes", Op: "count_by", Field: "data.code", Over: "failed"}},
+	})
+	require.NoError(t, err)
+	g, err := a.Wait(ctx, "g")
+	require.NoError(t, err)
+	require.JSONEq(t, `{"NO_CUSTOMER": 1}`, string(g.Aggregate["codes"]))
+	for f, err := range a.Failures(ctx, "g") {
+		require.NoError(t, err)
+		require.Equal(t, "NO_CUSTOMER", f.Code)
+		require.Equal(t, "call 127.0.0.1: status 422 Unprocessable Entity: acme has no 7", f.Error)
+	}
+}
+
 // TestRedisIsAway: Run of a worker, at an address where nothing listens, logs that it waits for
-// Redis. When ctx ends, Run returns no error.
+// Redis. When ctx ends, Run returns no error. A setting without effect is named at the start.
 func TestRedisIsAway(t *testing.T) {
 	t.Parallel()
 	var log strings.Builder
 	var mu sync.Mutex
 	logger := slog.New(slog.NewTextHandler(lockedWriter{&mu, &log}, nil))
 	proc := processor.Func("T", func(context.Context, processor.Job) (any, error) { return nil, nil })
-	stop := start(t, run.NewWorker(run.Config{RedisURL: "redis://" + childproc.FreeAddr(), Logger: logger}, proc))
+	stop := start(t, run.NewWorker(run.Config{
+		RedisURL: "redis://" + childproc.FreeAddr(), Logger: logger, Settings: map[string]string{"WORKER_TIMEOUT": "1001ms"},
+	}, proc))
 	require.Eventually(t, func() bool {
 		mu.Lock()
 		defer mu.Unlock()
 		return strings.Contains(log.String(), "waiting for it") && strings.Contains(log.String(), "address_set_by=RedisURL")
 	}, patience, 10*time.Millisecond)
 	require.NoError(t, stop())
+	require.Equal(t, 1, strings.Count(log.String(), "BULKACTION_WORKER_TIMEOUT is longer than one read may block"))
+	require.Contains(t, log.String(), "timeout=1.001s longest=1s")
 }
 
 type lockedWriter struct {

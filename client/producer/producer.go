@@ -151,7 +151,7 @@ func (p *Producer) Submit(ctx context.Context, g client.Submission) (id string, 
 	if g.ID == "" {
 		g.ID = uuid.NewString()
 	}
-	jobs, err := submission.EncodeAll(g.Jobs)
+	jobs, err := submission.EncodeAll(g.Jobs, payloadOf)
 	if err != nil {
 		return "", fmt.Errorf("submit group %s: %w", g.ID, err)
 	}
@@ -188,6 +188,8 @@ func (p *Producer) Submit(ctx context.Context, g client.Submission) (id string, 
 	return g.ID, err
 }
 
+func payloadOf(j client.NewJob) any { return j.Payload }
+
 // AppendOption changes a setting of one AppendJobs.
 type AppendOption func(*appendOptions)
 
@@ -209,7 +211,7 @@ func (p *Producer) AppendJobs(
 	for _, opt := range opts {
 		opt(&o)
 	}
-	encoded, err := submission.EncodeAll(jobs)
+	encoded, err := submission.EncodeAll(jobs, payloadOf)
 	if err != nil {
 		return 0, fmt.Errorf("append to group %s: %w", group, err)
 	}

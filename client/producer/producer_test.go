@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -242,6 +243,33 @@ func TestProducerRefusesWhatTheServerWould(t *testing.T) {
 
 	_, err = p.Submit(t.Context(), client.Submission{Type: "NOOP", Aggregate: []client.Aggregate{{As: "x", Op: "of_your_own", Field: "data"}}})
 	require.NoError(t, err, "a reducer that only the server knows is accepted")
+}
+
+// TestBytesOfJSONAreRefused: bytes that are JSON would become text in base64, which no processor
+// expects. The error says what to do.
+func TestBytesOfJSONAreRefused(t *testing.T) {
+	type own []byte
+	r := miniredis.RunT(t)
+	p := newProducer(t, r.Addr())
+	api := client.NewAPI("http://127.0.0.1:1") // never called
+	text := []byte(`{"to": "a@example.com"}`)
+	for _, payload := range []any{text, &text, own("[1]"), []byte(" 1\n")} {
+		jobs := []client.NewJob{{Payload: 1}, {Payload: payload}}
+		_, submitted := p.Submit(t.Context(), client.Submission{ID: "g", Type: "T", Jobs: jobs})
+		_, appended := p.AppendJobs(t.Context(), "g", jobs)
+		_, byAPI := api.Submit(t.Context(), client.Submission{ID: "g", Type: "T", Jobs: jobs})
+		_, appendedByAPI := api.Append(t.Context(), "g", slices.Values(jobs))
+		for _, err := range []error{submitted, appended, byAPI, appendedByAPI} {
+			require.ErrorContains(t, err, fmt.Sprintf("encode job 1: payload: a %T of JSON would be sent as text in base64: make it a json.RawMessage", payload))
+		}
+	}
+	require.Empty(t, streamEntries(t, r, ingest))
+	raw := json.RawMessage(text)
+	var none *[]byte
+	n, err := p.AppendJobs(t.Context(), "g", []client.NewJob{{Payload: raw}, {Payload: &raw}, {Payload: string(text)}, {Payload: []byte{0xff}}, {Payload: none}, {}})
+	require.NoError(t, err)
+	require.Equal(t, 6, n)
+	require.JSONEq(t, string(text), string(jobsOf(t, streamEntries(t, r, ingest)[0])[1].Payload))
 }
 
 func TestProducerLimitsTheBacklog(t *testing.T) {

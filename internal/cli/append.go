@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -9,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -19,6 +19,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
 	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/web/joblines"
 	"github.com/bulkaction/bulkaction/internal/web/records"
 )
 
@@ -60,6 +61,15 @@ func newAppend(r *Root) *cobra.Command {
 }
 
 func (v *fileFlags) append(ctx context.Context, r *Root, a *client.API, group string) error {
+	v.hasUniqueKeys = func() (bool, error) {
+		for _, err := range a.Jobs(ctx, group, client.JobFilter{Key: "-"}) { // refused without unique_keys
+			if e, ok := errors.AsType[*client.Error](err); ok && e.Status == http.StatusUnprocessableEntity {
+				return false, nil
+			}
+			return true, err
+		}
+		return true, nil
+	}
 	if v.dryRun {
 		return v.checkOnly(r, nil)
 	}
@@ -185,7 +195,7 @@ func (v *fileFlags) requireGood(r *Root) error {
 		return err
 	}
 	defer func() { _ = file.Close() }() // it was only read
-	found, err := file.check()
+	found, err := file.check(v.hasUniqueKeys)
 	if err != nil || found.RejectedTotal == 0 {
 		return err
 	}
@@ -213,7 +223,7 @@ func (v *fileFlags) checkOnly(r *Root, payloads []client.NewJob) error {
 			return err
 		}
 		defer func() { _ = file.Close() }() // it was only read
-		if found, err = file.check(); err != nil {
+		if found, err = file.check(v.hasUniqueKeys); err != nil {
 			return err
 		}
 	}
@@ -275,6 +285,8 @@ const fromStdin = "-"
 type fileFlags struct {
 	file, format, delimiter, types, keyColumn, key string
 	dryRun, strict                                 bool
+	// hasUniqueKeys says whether the group takes each key once. It may ask the API.
+	hasUniqueKeys func() (bool, error)
 }
 
 func (v *fileFlags) addFileFlags(f *pflag.FlagSet) {
@@ -324,6 +336,11 @@ func (v *fileFlags) isCSV() (bool, error) {
 		return true, nil
 	case "ndjson", "jsonl":
 		return false, nil
+	case "json":
+		return false, usagef("%s: give --format ndjson if each line is one job, {\"payload\": ...}; "+
+			"a JSON array of payloads becomes that with: jq -c '.[] | {payload: .}'", v.file)
+	case "xlsx", "xls", "xlsm", "ods", "numbers":
+		return false, usagef("%s is a workbook: export the table as CSV in UTF-8 and give that file", v.file)
 	}
 	return false, usagef("unknown format of %s: give --format ndjson or --format csv", v.file)
 }
@@ -342,7 +359,7 @@ type jobFile struct {
 // open opens the file of jobs. It also checks the flags of the format and the header of CSV, so
 // that the caller creates no group for a file that can't be read.
 func (v *fileFlags) open(stdin io.Reader) (*jobFile, error) {
-	j := &jobFile{name: v.file, table: records.TableOptions{MaxPayload: messages.MaxPayloadBytes}}
+	j := &jobFile{name: v.file}
 	var err error
 	if j.csv, err = v.isCSV(); err != nil {
 		return nil, err
@@ -371,10 +388,8 @@ func (v *fileFlags) open(stdin io.Reader) (*jobFile, error) {
 		return nil, err
 	}
 	j.Reader, j.Closer, j.size = in, in, size(in)
-	if j.csv {
-		if err := j.checkHeader(); err != nil {
-			return nil, errors.Join(err, in.Close())
-		}
+	if err := j.checkStart(); err != nil {
+		return nil, errors.Join(err, in.Close())
 	}
 	return j, nil
 }
@@ -386,12 +401,19 @@ func (j *jobFile) emptyNote() string {
 	return fmt.Sprintf("The file %s has no lines, so it adds no jobs.", j.name)
 }
 
-// checkHeader reads the header row of CSV and checks it. Afterwards j.Reader begins at the header
-// row again.
-func (j *jobFile) checkHeader() error {
+// checkStart reads the header row of CSV and checks it, or checks the first line of NDJSON. Afterwards
+// j.Reader begins at its start again.
+func (j *jobFile) checkStart() error {
 	var head bytes.Buffer
-	_, line, err := records.NewTable(newRecords(io.TeeReader(j.Reader, &head), records.CSV), j.table)
+	src, line, err := joblines.New(io.TeeReader(j.Reader, &head), j.csv, j.table, messages.Decoder{})
+	if err == nil && !j.csv {
+		_, line, _, err = src.Next()
+	}
 	j.Reader = io.MultiReader(&head, j.Reader)
+	_, badLine := errors.AsType[*joblines.LineError](err)
+	if badLine || !j.csv && errors.Is(err, io.EOF) {
+		return nil
+	}
 	var bad *records.HeaderError
 	switch {
 	case errors.Is(err, records.ErrNoHeader):
@@ -400,6 +422,9 @@ func (j *jobFile) checkHeader() error {
 	case errors.As(err, &bad) && bad.Option != "":
 		bad.Option = strings.ReplaceAll(bad.Option, "_", "-")
 		return usagef("%s: --%v", j.name, bad)
+	case errors.As(err, &bad) && bad.Excel:
+		return withHint(fmt.Errorf("read %s: %w", j.name, err),
+			"Remove this line and give --delimiter %s.", shellQuoted(bad.Looks))
 	case errors.As(err, &bad) && bad.Looks != 0:
 		return withHint(fmt.Errorf("read %s: %w", j.name, err),
 			"Give --delimiter %s, or --delimiter ',' if it is right.", shellQuoted(bad.Looks))
@@ -417,13 +442,6 @@ func shellQuoted(delimiter byte) string {
 		return `'\t'`
 	}
 	return "'" + string(rune(delimiter)) + "'"
-}
-
-// newRecords returns a reader of the records of a file, with the limits of the server.
-func newRecords(in io.Reader, format records.Format) *records.Reader {
-	r := records.NewReader(bufio.NewReaderSize(in, 64<<10), format, messages.MaxPayloadBytes+records.RowOverhead+2)
-	r.Longest = 2 << 20
-	return r
 }
 
 // jobCheck is the result of checking all jobs of a file, or of --payload, without sending them.
@@ -456,55 +474,40 @@ func (c *jobCheck) add(payload json.RawMessage, line int64, bad error) {
 }
 
 // check reads the file to its end, as the server does, and returns how many jobs and wrong lines it
-// has, and the first of each.
-func (j *jobFile) check() (jobCheck, error) {
+// has, and the first of each. It asks hasUniqueKeys once, if a key is repeated. It does not know the
+// keys of jobs that the group has already.
+func (j *jobFile) check(hasUniqueKeys func() (bool, error)) (jobCheck, error) {
 	c := jobCheck{FirstPayloads: []json.RawMessage{}}
-	var next func() ([]byte, int64, error)
-	if !j.csv {
-		next = nextLine(newRecords(j.Reader, records.NDJSON))
-	} else {
-		table, line, err := records.NewTable(newRecords(j.Reader, records.CSV), j.table)
-		if err != nil { // the header was checked before
-			return c, fmt.Errorf("read %s, line %d: %w", j.name, line, err)
-		}
-		next = table.Next
+	src, line, err := joblines.New(j.Reader, j.csv, j.table, messages.Decoder{})
+	if err != nil { // the header was checked before
+		return c, fmt.Errorf("read %s, line %d: %w", j.name, line, err)
 	}
+	lineOf, unique := map[string]int64{}, false // the first line with each key; nil: keys may be repeated
 	for {
-		payload, line, err := next()
-		_, refused := errors.AsType[*records.RowError](err)
+		job, line, _, err := src.Next()
+		_, refused := errors.AsType[*joblines.LineError](err)
 		switch {
 		case errors.Is(err, io.EOF):
 			return c, nil
 		case err != nil && !refused:
 			return c, fmt.Errorf("read %s, line %d: %w", j.name, line, err)
 		}
-		if errors.Is(err, records.ErrLongRow) {
-			err = fmt.Errorf("is too long: at most %d bytes of payload are accepted", messages.MaxPayloadBytes)
-		}
-		c.add(payload, line, err)
-	}
-}
-
-// nextLine returns a function that returns the payload of the next job of an NDJSON file, and its
-// line number. It skips empty lines. After a *records.RowError (the line is no valid job) the
-// caller can go on with the next line. At the end of the file the error is io.EOF.
-func nextLine(lines *records.Reader) func() ([]byte, int64, error) {
-	return func() ([]byte, int64, error) {
-		for {
-			rec, err := lines.Next()
-			switch text := bytes.TrimSpace(rec.Data); {
-			case err != nil:
-				return nil, rec.Line, err
-			case rec.Truncated:
-				return nil, rec.Line, records.ErrLongRow
-			case len(text) > 0:
-				job, err := messages.Decoder{}.DecodeJob(text)
-				if err != nil {
-					err = &records.RowError{Problem: err.Error()}
+		if before, repeated := lineOf[job.Key]; err == nil && job.Key != "" && lineOf != nil {
+			if repeated && !unique {
+				if unique, err = hasUniqueKeys(); err != nil {
+					return c, err
 				}
-				return job.Payload, rec.Line, err
+			}
+			switch {
+			case repeated && unique:
+				err = fmt.Errorf("key: line %d has it, too, and the group has unique_keys", before)
+			case repeated: // and may be
+				lineOf = nil
+			default:
+				lineOf[job.Key] = line
 			}
 		}
+		c.add(job.Payload, line, err)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -126,6 +127,62 @@ func TestStrict(t *testing.T) {
 	require.Empty(t, f.calls)
 	got = f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--strict", "--file", writeFile(t, "b.ndjson", "{\"payload\":1}\n"))
 	require.Equal(t, run{exitOK, "g\n", ""}, got)
+}
+
+// TestStrictChecksKeys: the dry run and --strict refuse the lines that the server would refuse for
+// their keys, and send nothing.
+func TestStrictChecksKeys(t *testing.T) {
+	f := newFakeAPI(t)
+	long := strings.Repeat("k", 129)
+	files := map[string]string{
+		writeFile(t, "a.csv", "id,name\na,Ann\n"+long+",Bob\n\"c\nd\",Cid\na,Ann again\n"): "--key-column id",
+		writeFile(t, "a.ndjson", `{"payload":1,"key":"a"}`+"\n"+`{"payload":2,"key":"`+long+`"}`+"\n"+
+			`{"payload":2,"key":"c\nd"}`+"\n\n"+`{"payload":3,"key":"a"}`+"\n"): "",
+	}
+	for file, flags := range files {
+		submit := append([]string{"submit", "--type", "T", "--unique-keys", "--file", file}, strings.Fields(flags)...)
+		for _, mode := range []string{"--strict", "--dry-run"} {
+			f.exec(t.Context(), console{}, append(submit, mode)...).ends(t, exitError,
+				"must be 1 to 128 bytes of UTF-8 without control characters", "key: line", "has it, too", "3 wrong lines")
+			require.Empty(t, f.calls, "nothing is sent")
+		}
+		submit = slices.DeleteFunc(submit, func(s string) bool { return s == "--unique-keys" })
+		f.exec(t.Context(), console{}, append(submit, "--dry-run")...).ends(t, exitError, "2 wrong lines")
+		for _, mode := range []string{"--strict", "--dry-run"} {
+			args := append([]string{"append", "g", mode, "--file", file}, strings.Fields(flags)...)
+			f.exec(t.Context(), console{}, args...).ends(t, exitError, "3 wrong lines")
+		}
+		require.NotContains(t, strings.Join(f.calls, " "), "POST", "append asks whether the group has unique keys")
+		f.calls = nil
+	}
+	got := f.exec(t.Context(), console{}, "submit", "--type", "T", "--payload", `"`+strings.Repeat("x", 256<<10)+`"`, "--dry-run")
+	got.ends(t, exitError, "the server would refuse the group: jobs[0].payload: is 262146 bytes; at most 262144 are accepted")
+	got = f.exec(t.Context(), console{}, "submit", "--type", "T", "--payload", "1", "--max-retries", "-1", "--aggregate", "as=x,op=own", "--dry-run")
+	got.ends(t, exitError, "the server would refuse the group: max_retries: must be a whole number from 0 to 1000")
+}
+
+// TestFileThatIsNoText: nothing is sent of a file that is not what its name says.
+func TestFileThatIsNoText(t *testing.T) {
+	f := newFakeAPI(t)
+	for _, c := range []struct{ name, content, flags, want string }{
+		{"cr.csv", "to,name\ra,b\rc,d\r", "", "the header has a carriage return inside: end the lines with LF or CRLF"},
+		{"one.csv", "to\ra\rb\r", "", "the header has a carriage return inside"},
+		{"a.csv", "PK\x03\x04", "", "the text is a ZIP archive, such as a workbook (.xlsx, .ods): export the table as CSV in UTF-8"},
+		{"a.ndjson", "\xff\xfe{\x00", "", "the text is in UTF-16: save the file as UTF-8"},
+		{"b.ndjson", "{\x00\"\x00", "", "has a NUL character, as UTF-16 has"},
+		{"a.csv", "to\u200b,name\n", "", "column 1 contains the invisible character U+200B"},
+		{"sep.csv", "\ufeffsep=;\r\nto;name\r\na;b\r\n", "", "Remove this line and give --delimiter ';'."},
+		{"sep.csv", "sep=;\r\nto;name\r\na;b\r\n", "--delimiter ;", "Remove this line and give --delimiter ';'."},
+		{"array.ndjson", "[\n{\"payload\":1},\n{\"payload\":2}\n]\n", "", "is a JSON array, not NDJSON: write one job a line"},
+		{"a.json", "[]", "", "a JSON array of payloads becomes that with: jq"},
+		{"a.xlsx", "", "", "is a workbook: export the table as CSV"},
+	} {
+		args := append([]string{"submit", "--type", "T", "--file", writeFile(t, c.name, c.content)}, strings.Fields(c.flags)...)
+		got := f.exec(t.Context(), console{}, args...)
+		require.NotEqual(t, exitOK, got.code, c.name)
+		require.Contains(t, got.err, c.want)
+	}
+	require.Empty(t, f.calls, "no group is created")
 }
 
 func TestSubmitWithAKey(t *testing.T) {

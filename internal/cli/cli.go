@@ -109,7 +109,13 @@ func (r *Root) command(all []Command) *cobra.Command {
 			"ended with failed jobs, 130 interrupted.",
 		// Cobra calls this function before RunE, and only if the flags and arguments of the command
 		// are valid.
-		PersistentPreRun: func(*cobra.Command, []string) { r.started = true },
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
+			if err := refuseEmpty(cmd.Flags()); err != nil {
+				return err
+			}
+			r.started = true
+			return nil
+		},
 	}
 	root.SetIn(r.In)
 	root.SetOut(r.Out)
@@ -130,6 +136,25 @@ func (r *Root) command(all []Command) *cobra.Command {
 		root.AddCommand(c(r))
 	}
 	return root
+}
+
+// refuseEmpty returns an error if a flag is given without a value, as an unset variable of a shell
+// does: without the value the command would do something else, and for other data.
+func refuseEmpty(flags *pflag.FlagSet) (err error) {
+	flags.Visit(func(f *pflag.Flag) {
+		empty := f.Value.Type() == "string" && f.Value.String() == ""
+		if _, isTime := f.Value.(*sinceValue); isTime {
+			empty = false // its Set refuses ""
+		}
+		if list, ok := f.Value.(pflag.SliceValue); ok {
+			empty = slices.Contains(list.GetSlice(), "")
+		}
+		if empty && err == nil && !isGlobal(f.Name) { // an empty global flag overrides an environment variable
+			err = usagef("--%s is empty: give a value, or leave the flag out (is a variable of the shell not set?)",
+				f.Name)
+		}
+	})
+	return err
 }
 
 // isGlobal reports whether all commands have the flag with this name.

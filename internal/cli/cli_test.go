@@ -57,6 +57,7 @@ func TestWrongUsage(t *testing.T) {
 		{"submit --type T --payload {", "--payload number 1 is not JSON"},
 		{"submit --type T --payload 1 --run-at soon", `--run-at "soon": write a time`},
 		{"submit --type T --payload 1 --aggregate op=sum", "needs as=NAME and op=OPERATION"},
+		{"submit --type T --payload 1 --aggregate as=x,op=sum,as=y", "as is there twice"},
 		{"submit --type T --payload 1 --aggregate as=x,op=sum,of=y", `the keys are as, op, field and over, not "of"`},
 		{"submit --type T --payload 1 --format csv", "--format needs --file"},
 		{"submit --type T --wait --no-seal", "--wait would never end with --no-seal"},

@@ -159,7 +159,8 @@ func newDev(r *Root) *cobra.Command {
 			}
 			o.Environ, o.Log = r.environ(), r.Err
 			r.noteUnreachable(cmd.Context(), "dev", o.RedisURL)
-			if o.RedisURL == "" && os.Getenv("BULKACTION_REDIS_URL") != "" {
+			// The README sets it to the address that the embedded Redis has, if that is free.
+			if set := os.Getenv("BULKACTION_REDIS_URL"); o.RedisURL == "" && set != "" && set != "redis://127.0.0.1:6379/0" {
 				r.Notef("dev does not use BULKACTION_REDIS_URL: it runs an embedded Redis unless --redis-url names " +
 					"another.")
 			}

@@ -191,8 +191,8 @@ ROLE      PROCESSES
 fetcher   1
 watcher   none
 
-TYPE         BACKLOG     WAITING     NON-READY   READY   IN FLIGHT   WORKERS
-SEND_EMAIL   1,234,567   1,234,000   500         67      10          2
+TYPE         BACKLOG     RUNNABLE   WAITING     NON-READY   READY   IN FLIGHT   WORKERS
+SEND_EMAIL   1,234,567   1,067      1,234,000   500         67      10          2
 
 WORKER   ACTIVE   OF   SERVES            SEEN
 w-1      9        10   SEND_EMAIL HTTP   2030-01-02 03:04:05Z, shutting down

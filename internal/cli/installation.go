@@ -47,14 +47,14 @@ func statsRows(t table, s api.Stats) {
 		}
 		t.row(role.Role, n)
 	}
-	t.section("TYPE", "BACKLOG", "WAITING", "NON-READY", "READY", "IN FLIGHT", "WORKERS")
+	t.section("TYPE", "BACKLOG", "RUNNABLE", "WAITING", "NON-READY", "READY", "IN FLIGHT", "WORKERS")
 	for _, y := range s.Types {
 		name := y.Type
 		if y.Paused {
 			name += " (paused)"
 		}
-		t.row(name, thousands(y.Backlog), thousands(y.Waiting), thousands(y.NonReady), thousands(y.Ready),
-			thousands(y.InFlight), y.Workers)
+		t.row(name, thousands(y.Backlog), thousands(y.Runnable), thousands(y.Waiting), thousands(y.NonReady),
+			thousands(y.Ready), thousands(y.InFlight), y.Workers)
 	}
 	t.section("WORKER", "ACTIVE", "OF", "SERVES", "SEEN")
 	for _, w := range s.Workers {

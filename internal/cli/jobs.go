@@ -65,9 +65,10 @@ func newJob(r *Root) *cobra.Command {
 	ordinal := int64(-1)
 	cmd := &cobra.Command{
 		Use:   "job GROUP ORDINAL | --key KEY",
-		Short: "Show one job: its state, its last errors, and why it waits",
+		Short: "Show one job: its state, result, last errors, and why it waits",
 		Long: "Show one job by its ordinal, or by its key, in a group that was submitted with --unique-keys: its\n" +
-			"state, its last errors, and why it waits.",
+			"state, key, start, run time, worker, result and last errors, and why it waits. 10 MiB of a group's\n" +
+			"results are searched for the result.",
 		Example: "  bulkaction job promo-7 --key customer-4711",
 		Args: func(_ *cobra.Command, args []string) (err error) {
 			switch {
@@ -146,6 +147,12 @@ func first[T any](items iter.Seq2[T, error]) (*T, error) {
 func jobRows(t table, j api.Job) {
 	whyRows(t, whyOf(j), &j)
 	t.row("Attempts", j.Attempts)
+	if len(j.Result) > 0 {
+		t.row("Result", truncate(string(j.Result), 2000))
+	}
+	if j.ResultHint != "" {
+		t.row("Result", j.ResultHint)
+	}
 	if j.TraceID != "" {
 		t.row("Trace", j.TraceID)
 	}
@@ -286,7 +293,7 @@ func newWhy(r *Root) *cobra.Command {
 		Use:   "why GROUP [ORDINAL]",
 		Short: "Say why a job, or the next job of a group, is not running",
 		Long: "Say why a job is not running. The reason is the first of these that applies: paused, scheduled,\n" +
-			"no_processor, retry, congestion, resource, rate, fairness. Without ORDINAL it is the reason of the\n" +
+			"no_processor, missing_role, retry, congestion, resource, rate, capacity, fairness. Without ORDINAL it is the reason of the\n" +
 			"group's next job. --json prints the job, or without ORDINAL the reason.",
 		Example: "  bulkaction why promo-7 0",
 		Args: func(cmd *cobra.Command, args []string) (err error) {
@@ -354,6 +361,7 @@ func whyRows(t table, w api.Why, j *api.Job) {
 			t.row("Key", j.Key)
 		}
 		t.row("State", strings.ReplaceAll(j.State, "_", " "))
+		runRows(t, *j)
 	}
 	if w.Reason != "" {
 		t.row("Waits for", w.Reason)
@@ -375,6 +383,23 @@ func whyRows(t table, w api.Why, j *api.Job) {
 	}
 	if j != nil {
 		errorRows(t, j.Errors)
+	}
+}
+
+// runRows adds when the last attempt of a job started, how long it ran or has run, and where.
+func runRows(t table, j api.Job) {
+	if j.StartedAt != nil {
+		t.row("Started", formatTime(*j.StartedAt))
+	}
+	if j.RunSeconds != nil {
+		name := "Ran for"
+		if j.State == "in_flight" {
+			name = "Has run for"
+		}
+		t.row(name, time.Duration(*j.RunSeconds*float64(time.Second)).Round(time.Microsecond))
+	}
+	if j.Worker != "" {
+		t.row("Worker", j.Worker)
 	}
 }
 

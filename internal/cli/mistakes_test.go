@@ -164,11 +164,13 @@ func TestEmbeddedRedisMayAnswerLate(t *testing.T) {
 }
 
 func TestMistakeDevWithAVariableForRedis(t *testing.T) {
-	t.Setenv("BULKACTION_REDIS_URL", "redis://127.0.0.1:6379/0")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	got := console{}.exec(ctx, "dev", "--addr", "127.0.0.1:0")
-	require.Contains(t, got.err, "dev does not use BULKACTION_REDIS_URL")
+	for url, noted := range map[string]bool{"redis://127.0.0.1:6380/0": true, "redis://127.0.0.1:6379/0": false} {
+		t.Setenv("BULKACTION_REDIS_URL", url)
+		got := console{}.exec(ctx, "dev", "--addr", "127.0.0.1:0")
+		require.Equal(t, noted, strings.Contains(got.err, "dev does not use BULKACTION_REDIS_URL"), url)
+	}
 }
 
 // TestMistakeWarnings: submit prints the warnings in the answer of the API, for example about a

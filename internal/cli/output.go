@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bufio"
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
@@ -18,7 +19,9 @@ import (
 	"text/tabwriter"
 	"time"
 	"unicode"
+	"unicode/utf8"
 
+	"github.com/mattn/go-runewidth"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"github.com/vbauerster/mpb/v8"
@@ -39,14 +42,28 @@ func printable(s string) string {
 	}, s)
 }
 
-// truncate shortens a text to the given number of characters. If it cuts, the last one is "…".
-func truncate(s string, runes int) string {
-	r := []rune(s)
-	if len(r) <= runes {
+// display measures texts as a terminal shows them, whatever the locale: a character of Chinese,
+// Japanese or Korean takes two columns, a combining one none.
+var display = runewidth.Condition{StrictEmojiNeutral: true}
+
+// truncate shortens a text to the given number of columns. If it cuts, the last one is "…".
+func truncate(s string, width int) string { return display.Truncate(s, width, "…") }
+
+// wideTexts are texts whose width is not their number of characters, by which fmt and tabwriter
+// align. Until the lines are aligned, characters for private use stand for each of them.
+type wideTexts []string
+
+func (w *wideTexts) hide(s string) string {
+	width := display.StringWidth(s)
+	if width == 0 || width == utf8.RuneCountInString(s) {
 		return s
 	}
-	return string(r[:runes-1]) + "…"
+	mark := strings.Repeat(string(rune(0xF0000+len(*w)/2)), width)
+	*w = append(*w, mark, s)
+	return mark
 }
+
+func (w *wideTexts) show(s string) string { return strings.NewReplacer(*w...).Replace(s) }
 
 // thousands formats 1234567 as 1,234,567.
 func thousands(n int64) string {
@@ -73,9 +90,17 @@ func argumentsText(args []string) string { return counted(int64(len(args)), "arg
 func formatTime(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05Z") }
 
 // table prints rows with aligned columns.
-type table struct{ w *tabwriter.Writer }
+type table struct {
+	out   io.Writer
+	text  *bytes.Buffer
+	w     *tabwriter.Writer
+	wides *wideTexts
+}
 
-func newTable(out io.Writer) table { return table{tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)} }
+func newTable(out io.Writer) table {
+	text := new(bytes.Buffer)
+	return table{out, text, tabwriter.NewWriter(text, 0, 0, 3, ' ', 0), new(wideTexts)}
+}
 
 func (t table) row(cells ...any) {
 	for i, c := range cells {
@@ -83,7 +108,7 @@ func (t table) row(cells ...any) {
 		if i == len(cells)-1 {
 			sep = "\n"
 		}
-		_, _ = fmt.Fprint(t.w, printable(fmt.Sprint(c)), sep) // Flush returns its error
+		_, _ = fmt.Fprint(t.w, t.wides.hide(printable(fmt.Sprint(c))), sep) // a buffer has no errors
 	}
 }
 
@@ -94,7 +119,11 @@ func (t table) section(cells ...any) {
 	t.row(cells...)
 }
 
-func (t table) flush() error { return t.w.Flush() }
+func (t table) flush() error {
+	_ = t.w.Flush() // a buffer has no errors
+	_, err := io.WriteString(t.out, t.wides.show(t.text.String()))
+	return err
+}
 
 // groupRows adds all data of a group to the table.
 func groupRows(t table, g api.Group) {
@@ -207,7 +236,14 @@ func printLines[T any](r *Root, items iter.Seq2[T, error], c *columns[T]) error 
 		head = sync.OnceFunc(func() { _, _ = fmt.Fprintf(out, c.format+"\n", c.head...) }) // Flush returns its error
 		write = func(item T) error {
 			head()
-			_, err := out.WriteString(printable(fmt.Sprintf(c.format, c.cells(item)...)) + "\n")
+			var wides wideTexts
+			cells := c.cells(item)
+			for i, cell := range cells {
+				if text, ok := cell.(string); ok {
+					cells[i] = wides.hide(printable(text))
+				}
+			}
+			_, err := out.WriteString(printable(wides.show(fmt.Sprintf(c.format, cells...))) + "\n")
 			return err
 		}
 	}
@@ -295,12 +331,8 @@ func (v *sinceValue) Set(text string) error {
 func (v *sinceValue) Type() string   { return "string" }
 func (v *sinceValue) String() string { return "" } // the default in the help: none
 
-// parseSince parses the value of --since: a time, or an age (not negative) before now. "" is the
-// zero time.
+// parseSince parses the value of --since: a time, or an age (not negative) before now.
 func parseSince(text string, now time.Time) (time.Time, error) {
-	if text == "" {
-		return time.Time{}, nil
-	}
 	if age, err := time.ParseDuration(text); err == nil && age >= 0 {
 		return now.Add(-age), nil
 	}

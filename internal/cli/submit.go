@@ -17,10 +17,12 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
 func newSubmit(r *Root) *cobra.Command {
 	s := &submission{root: r}
+	s.hasUniqueKeys = func() (bool, error) { return s.uniqueKeys, nil }
 	cmd := &cobra.Command{
 		Use:   "submit --type TYPE (--file PATH | --payload JSON ...) | submit --body PATH",
 		Short: "Submit a group of jobs and print its id",
@@ -72,6 +74,9 @@ func (s *submission) run(cmd *cobra.Command) error {
 		if err != nil {
 			return err
 		}
+		if err := checkGroup(g); err != nil {
+			return err
+		}
 		return s.checkOnly(s.root, g.Jobs)
 	}
 	a, err := s.root.patientAPI()
@@ -101,6 +106,23 @@ func (s *submission) run(cmd *cobra.Command) error {
 		}
 	}
 	return s.checkOutcome(out)
+}
+
+// checkGroup returns the error for which the server would refuse a group. It takes any name for a
+// reducer, because the servers may have reducers of their own.
+func checkGroup(g client.Submission) error {
+	body, err := g.MarshalJSON()
+	if err != nil {
+		return err
+	}
+	decoder := messages.Decoder{Ops: map[string]bool{}}
+	for _, a := range g.Aggregate {
+		decoder.Ops[a.Op] = true
+	}
+	if _, err := decoder.DecodeSubmit(body); err != nil {
+		return fmt.Errorf("the server would refuse the group: %w", err)
+	}
+	return nil
 }
 
 func (s *submission) submit(cmd *cobra.Command, a *client.API) (submitted, error) {
@@ -469,9 +491,15 @@ func parseRunAt(text string, now time.Time) (time.Time, error) {
 }
 
 func parseAggregate(text string) (a client.Aggregate, err error) {
+	seen := map[string]bool{}
 	for part := range strings.SplitSeq(text, ",") {
 		key, value, _ := strings.Cut(part, "=")
-		switch strings.TrimSpace(key) {
+		key = strings.TrimSpace(key)
+		if seen[key] {
+			return a, usagef("--aggregate %q: %s is there twice; repeat the flag for another aggregate", text, key)
+		}
+		seen[key] = true
+		switch key {
 		case "as":
 			a.As = value
 		case "op":

@@ -17,6 +17,43 @@ import (
 	"github.com/bulkaction/bulkaction/internal/process/dev"
 )
 
+// TestEmptyFlags: an empty value, as that of a shell's unset variable, is refused, because the
+// command would do something else without it.
+func TestEmptyFlags(t *testing.T) {
+	f := newFakeAPI(t)
+	for args, want := range map[string]string{
+		"submit --type T --payload 1 --run-at ":  "--run-at is empty: give a value, or leave the flag out",
+		"submit --type T --payload 1 --tenant ":  "--tenant is empty",
+		"submit --type T --payload 1 --payload ": "--payload is empty",
+		"groups ls --tenant ":                    "--tenant is empty",
+		"groups ls --since ":                     "--since",
+		"retry g --code ":                        "--code is empty",
+		"dead-letters --group ":                  "--group is empty",
+	} {
+		f.exec(t.Context(), console{}, strings.Split(args, " ")...).ends(t, exitUsage, want)
+	}
+	require.Empty(t, f.calls)
+}
+
+func TestWideTextsKeepTheColumns(t *testing.T) {
+	var out bytes.Buffer
+	tab := newTable(&out)
+	tab.row("NAME", "JOBS", "TYPE")
+	tab.row("봄 세일", "12", "NOOP")
+	tab.row("e\u0301te\u0301", "3", "漢字")
+	require.NoError(t, tab.flush())
+	require.Equal(t, "NAME      JOBS   TYPE\n봄 세일   12     NOOP\ne\u0301te\u0301       3      漢字\n", out.String())
+	require.Equal(t, "春の…", truncate("春のセール", 6))
+	require.Equal(t, "spr…", truncate("spring", 4))
+
+	out.Reset()
+	r := &Root{IO: IO{Out: &out, Err: &out}}
+	err := printLines(r, func(yield func(string, error) bool) { _ = yield("春の", nil) && yield("ab", nil) },
+		&columns[string]{"%-6s %s", []any{"NAME", "N"}, func(s string) []any { return []any{s, "x"} }, ""})
+	require.NoError(t, err)
+	require.Equal(t, "NAME   N\n春の   x\nab     x\n", out.String())
+}
+
 func TestBusiestTenants(t *testing.T) {
 	f := newFakeAPI(t)
 	got := f.exec(t.Context(), console{}, "tenant", "ls", "--sort", "backlog")

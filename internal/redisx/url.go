@@ -7,6 +7,8 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 )
 
 // Options is a parsed Redis URL. No printed form of it contains a password.
@@ -71,6 +73,16 @@ func URLMistake(raw string) string {
 // parseURL splits the URL by hand, because the errors of package url quote their input.
 func parseURL(raw string) (Options, error) {
 	var o Options
+	blank := func(r rune) bool { return unicode.IsControl(r) || unicode.IsSpace(r) }
+	if i := strings.IndexFunc(raw, blank); i >= 0 {
+		r, _ := utf8.DecodeRuneInString(raw[i:])
+		name, named := map[rune]string{'\n': "a line break", '\r': "a carriage return", '\t': "a tab", ' ': "a space"}[r]
+		if !named {
+			name = fmt.Sprintf("the character %U", r)
+		}
+		return o, fmt.Errorf("it contains %s: remove it, or write it as %s in a user or password",
+			name, url.PathEscape(string(r)))
+	}
 	scheme, rest, ok := strings.Cut(raw, "://")
 	if !ok {
 		return o, errors.New("no scheme")
@@ -88,6 +100,9 @@ func parseURL(raw string) (Options, error) {
 
 	rest, query, _ := strings.Cut(rest, "?")
 	if err := o.setQuery(query, sentinel); err != nil {
+		if strings.Contains(query, "@") {
+			return o, errors.New("a ? comes before the host: write it as %3F in a user or password")
+		}
 		return o, err
 	}
 	// After the first slash comes the path, so a slash in the password must be escaped, as in every
@@ -95,6 +110,9 @@ func parseURL(raw string) (Options, error) {
 	hosts, path, _ := strings.Cut(rest, "/")
 	if strings.Contains(rest, "://") {
 		hosts, path = joinRepeated(rest, scheme)
+	}
+	if strings.Contains(path, "@") {
+		return o, errors.New("a / comes before the host: write it as %2F in a user or password")
 	}
 	if err := o.setHosts(hosts, port); err != nil {
 		return o, err
@@ -148,6 +166,9 @@ func (o *Options) setHosts(list, defaultPort string) error {
 			host = host[at+1:]
 		}
 		addr, err := address(host, defaultPort)
+		if err != nil && i == 0 && strings.LastIndexByte(list, '@') > strings.IndexByte(list, ',') {
+			return fmt.Errorf("address 1: %w; write a comma in a user or password as %%2C", err)
+		}
 		if err != nil {
 			return fmt.Errorf("address %d: %w", i+1, err)
 		}

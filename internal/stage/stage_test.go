@@ -193,7 +193,7 @@ func TestStatsShowTheWholePool(t *testing.T) {
 			return st.Workers[0].Active == 3 && len(st.Types) == 1 && st.Types[0].InFlight == 3 && st.Types[0].Ready == 2 && st.Stages[1].Counts["total_fetched"] == 5
 		})
 		require.ElementsMatch(w.T, []string{"g.0", "g.1", "g.2"}, st.Workers[0].CurrentJobs)
-		require.Equal(w.T, api.TypeStats{Type: "SLOW_TEST", Backlog: 2, Ready: 2, InFlight: 3, Workers: 1, Totals: api.JobTotals{Accepted: 5, Started: 3}}, st.Types[0])
+		require.Equal(w.T, api.TypeStats{Type: "SLOW_TEST", Backlog: 2, Runnable: 2, Ready: 2, InFlight: 3, Workers: 1, Totals: api.JobTotals{Accepted: 5, Started: 3}}, st.Types[0])
 
 		go stop()
 		await("a worker that stops", func() bool { return len(st.Workers) == 1 && st.Workers[0].ShuttingDown })

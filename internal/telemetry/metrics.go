@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,8 +17,8 @@ import (
 // that.
 type FetcherMetrics struct {
 	*rateLimits
-	fetched, emptyPolls, ready, nonReady               counter
-	admittedReady, admittedNonReady, admissionsRefused counter
+	fetched, emptyPolls, ready, nonReady counter
+	admittedReady, admittedNonReady      counter
 }
 
 // NewFetcherMetrics creates the fetcher's instruments.
@@ -33,8 +34,6 @@ func NewFetcherMetrics(meter metric.Meter) *FetcherMetrics {
 			"Jobs that the fetcher made non-ready because there was no permit."),
 		admittedReady:    i.counter(admitted, help, attribute.String("destination", "ready")),
 		admittedNonReady: i.counter(admitted, help, attribute.String("destination", "non_ready")),
-		admissionsRefused: i.counter("backpressure_rejected_total",
-			"Admissions refused because the ready stream was full."),
 	}
 }
 
@@ -52,22 +51,48 @@ func (m *FetcherMetrics) Fetched(ready, nonReady int) {
 // partition, although it found no ready stream full.
 func (m *FetcherMetrics) EmptyPoll() { m.emptyPolls.add(1) }
 
-// Rejected counts a call of the script admit that ended because the ready stream was full. The call
-// may have admitted jobs before.
-func (m *FetcherMetrics) Rejected() { m.admissionsRefused.add(1) }
+// SubmissionMetrics count what the store of groups turns away.
+type SubmissionMetrics struct{ rejected counter }
 
-// deadLetters returns the counter of jobs that became dead letters. Roles share the metric: the
-// process that ends a job counts it, so that the sum over all processes counts each job once.
-func (i instruments) deadLetters() counter {
-	return i.counter("worker_dead_letter_total", "Jobs that this process ended as failed for good.")
+// NewSubmissionMetrics creates the instruments of a store of groups.
+func NewSubmissionMetrics(meter metric.Meter) *SubmissionMetrics {
+	return &SubmissionMetrics{instruments{meter}.counter("backpressure_rejected_total",
+		"Jobs of requests that were refused because too many jobs wait or Redis is almost full.")}
+}
+
+// Rejected counts a request that backpressure has refused, by its jobs; one without jobs counts as
+// one.
+func (m *SubmissionMetrics) Rejected(jobs int) { m.rejected.add(max(1, jobs)) }
+
+// The Dead constants say why a job became a dead letter.
+const (
+	DeadRetries     = "retries"      // its retries are used up
+	DeadPermanent   = "permanent"    // an attempt failed with a permanent error
+	DeadThrottles   = "throttles"    // downstream APIs have throttled it too often
+	DeadWorkerLost  = "worker_lost"  // too many workers died while they ran it
+	DeadLost        = "lost"         // it had vanished
+	DeadNoProcessor = "no_processor" // no worker serves its type
+)
+
+// deadLetters returns the counters of jobs that became dead letters, by the reasons for which a role
+// ends jobs. Roles share the metric: the process that ends a job counts it, so that the sum over all
+// processes counts each job once.
+func (i instruments) deadLetters(reasons ...string) map[string]counter {
+	all := map[string]counter{}
+	for _, reason := range reasons {
+		all[reason] = i.counter("worker_dead_letter_total", "Jobs that this process ended as failed for good, by reason.",
+			attribute.String("reason", reason))
+	}
+	return all
 }
 
 // DispatcherMetrics are the dispatcher's metrics: how jobs leave non-ready. They include permits,
 // because each promotion spends one.
 type DispatcherMetrics struct {
 	*rateLimits
-	moved, skipped, totalMoved, totalSkipped, takenBack, deadLetter counter
-	cycle                                                           histogram
+	moved, skipped, totalMoved, totalSkipped, takenBack counter
+	deadLetter                                          map[string]counter
+	cycle                                               histogram
 }
 
 // NewDispatcherMetrics creates the dispatcher's instruments.
@@ -76,10 +101,10 @@ func NewDispatcherMetrics(meter metric.Meter) *DispatcherMetrics {
 	return &DispatcherMetrics{
 		rateLimits:   newRateLimits(i, time.Now),
 		moved:        i.counter("dispatch_moved_total", "Jobs promoted from non-ready to a ready stream."),
-		skipped:      i.counter("dispatch_skip_total", "Promotions put off because the ready stream was full."),
+		skipped:      i.counter("dispatch_skip_total", "Cycles that promoted nothing because ready streams were full."),
 		totalMoved:   i.counter("dispatcher_total_moved", "Jobs promoted from non-ready to a ready stream."),
-		totalSkipped: i.counter("dispatcher_total_skipped", "Promotions put off because the ready stream was full."),
-		deadLetter:   i.deadLetters(),
+		totalSkipped: i.counter("dispatcher_total_skipped", "Cycles that promoted nothing because ready streams were full."),
+		deadLetter:   i.deadLetters(DeadWorkerLost),
 		takenBack: i.counter("dispatcher_total_taken_back",
 			"Jobs taken back from workers that gave no sign of life for a lease."),
 		cycle: i.histogram("dispatch_cycle_duration_ms", "Time that one dispatch cycle took.",
@@ -87,18 +112,20 @@ func NewDispatcherMetrics(meter metric.Meter) *DispatcherMetrics {
 	}
 }
 
-// Cycle records one dispatch cycle: the jobs that it promoted, the due jobs that it did not promote
-// because a ready stream was full, and its duration.
-func (m *DispatcherMetrics) Cycle(moved, skipped int, took time.Duration) {
+// Cycle records one dispatch cycle: the jobs that it promoted, whether it was skipped, which means
+// that it promoted none because ready streams were full, and its duration.
+func (m *DispatcherMetrics) Cycle(moved int, skipped bool, took time.Duration) {
 	m.moved.add(moved)
 	m.totalMoved.add(moved)
-	m.skipped.add(skipped)
-	m.totalSkipped.add(skipped)
+	if skipped {
+		m.skipped.add(1)
+		m.totalSkipped.add(1)
+	}
 	m.cycle.record(took)
 }
 
 // DeadLettered counts jobs that failed because too many workers died while running them.
-func (m *DispatcherMetrics) DeadLettered(n int) { m.deadLetter.add(n) }
+func (m *DispatcherMetrics) DeadLettered(n int) { m.deadLetter[DeadWorkerLost].add(n) }
 
 // TakenBack counts jobs that were reclaimed from dead workers, including those that then failed.
 func (m *DispatcherMetrics) TakenBack(n int) { m.takenBack.add(n) }
@@ -110,12 +137,13 @@ var waits = []float64{
 
 // WorkerMetrics are the worker's metrics: attempts, and the pool of slots that runs them.
 type WorkerMetrics struct {
-	pool                                             atomic.Pointer[func() (size, active int)]
-	succeeded, failed, timedOut, retried, deadLetter counter
-	deferred                                         metric.Int64Counter
-	stale, leasesLost                                counter
-	duration, startDelay                             histogram
-	fairness, rate, congestion                       histogram
+	pool                                 atomic.Pointer[func() (size, active int)]
+	succeeded, failed, timedOut, retried counter
+	deadLetter                           map[string]counter
+	deferred                             metric.Int64Counter
+	stale, leasesLost                    counter
+	duration, startDelay                 histogram
+	fairness, rate, congestion           histogram
 }
 
 // NewWorkerMetrics creates the worker's instruments. The pool's gauges are 0 until
@@ -129,7 +157,7 @@ func NewWorkerMetrics(meter metric.Meter) *WorkerMetrics {
 		retried:   i.counter("worker_job_retry_total", "Attempts that will be followed by another."),
 		deferred: must(i.meter.Int64Counter(NamePrefix+"worker_job_deferred_total",
 			metric.WithDescription("Jobs that wait again because what they need is busy, by type."))),
-		deadLetter: i.deadLetters(),
+		deadLetter: i.deadLetters(DeadRetries, DeadPermanent, DeadThrottles),
 		stale: i.counter("worker_stale_total",
 			"Outcomes that changed nothing, because the attempt was no longer the job's."),
 		leasesLost: i.counter("worker_leases_lost_total", "Jobs whose lease was lost while they ran here."),
@@ -203,8 +231,9 @@ func (m *WorkerMetrics) Stale(n int) { m.stale.add(n) }
 // but not those that had an outcome by then, or that the worker had stopped.
 func (m *WorkerMetrics) LeasesLost(n int) { m.leasesLost.add(n) }
 
-// DeadLettered counts n jobs that failed for good.
-func (m *WorkerMetrics) DeadLettered(n int) { m.deadLetter.add(n) }
+// DeadLettered counts n jobs that failed for good, with reason DeadRetries, DeadPermanent or
+// DeadThrottles.
+func (m *WorkerMetrics) DeadLettered(reason string, n int) { m.deadLetter[reason].add(n) }
 
 // WatcherMetrics are the watcher's metrics: how many jobs are at which location, the violations of
 // the audit, and the jobs that the watcher failed.
@@ -212,7 +241,7 @@ type WatcherMetrics struct {
 	unserved   atomic.Int64
 	queues     atomic.Pointer[queues]
 	violations atomic.Pointer[map[string]int]
-	deadLetter counter
+	deadLetter map[string]counter
 	byCode     map[string]counter
 }
 
@@ -222,14 +251,14 @@ type queues struct {
 }
 
 type typeBacklog struct {
-	jobs   int64
-	series metric.ObserveOption
+	jobs, runnable int64
+	series         metric.ObserveOption
 }
 
 // NewWatcherMetrics creates the watcher's instruments.
 func NewWatcherMetrics(meter metric.Meter) *WatcherMetrics {
 	i := instruments{meter}
-	m := &WatcherMetrics{deadLetter: i.deadLetters(), byCode: map[string]counter{}}
+	m := &WatcherMetrics{deadLetter: i.deadLetters(DeadLost, DeadNoProcessor), byCode: map[string]counter{}}
 	for _, code := range []string{"LOST", "NO_PROCESSOR"} {
 		m.byCode[code] = i.counter("watcher_dead_letter_total", "Jobs that the watcher ended as failed, by code.",
 			attribute.String("code", code))
@@ -238,6 +267,7 @@ func NewWatcherMetrics(meter metric.Meter) *WatcherMetrics {
 	nonReady := i.gauge("non_ready_queue_size", "Non-ready jobs: each waits until its due time.")
 	backlog := i.gauge("backlog", "Jobs that wait to run, by type.")
 	unserved := i.gauge("unserved_backlog", "Jobs that wait to run and whose type no live worker serves.")
+	runnable := i.gauge("backlog_runnable", "Jobs of the backlog that may run now, by type.")
 	i.observe(func(o metric.Observer) {
 		q := m.queues.Load()
 		if q == nil {
@@ -248,8 +278,9 @@ func NewWatcherMetrics(meter metric.Meter) *WatcherMetrics {
 		o.ObserveInt64(unserved, m.unserved.Load())
 		for _, b := range q.backlog {
 			o.ObserveInt64(backlog, b.jobs, b.series)
+			o.ObserveInt64(runnable, b.runnable, b.series)
 		}
-	}, ready, nonReady, backlog, unserved)
+	}, ready, nonReady, backlog, runnable, unserved)
 	violations := i.gauge("audit_violations",
 		"Violations that the audit finds and that stay, by law; of the law durability those since the process leads.")
 	i.observe(func(o metric.Observer) {
@@ -264,7 +295,7 @@ func NewWatcherMetrics(meter metric.Meter) *WatcherMetrics {
 
 // DeadLettered counts n jobs that the watcher ended as failed, with code LOST or NO_PROCESSOR.
 func (m *WatcherMetrics) DeadLettered(code string, n int) {
-	m.deadLetter.add(n)
+	m.deadLetter[strings.ToLower(code)].add(n)
 	m.byCode[code].add(n)
 }
 
@@ -280,16 +311,16 @@ func (m *WatcherMetrics) SetUnserved(jobs int64) { m.unserved.Store(jobs) }
 // leader, shows them.
 func (m *WatcherMetrics) HideQueues() { m.queues.Store(nil) }
 
-// SetQueues replaces the values of the queue gauges: ready jobs, non-ready jobs, and the backlog by
-// type. A type that is missing in backlog is no longer shown. The [MaxLabels] types with the
+// SetQueues replaces the values of the queue gauges: ready jobs, non-ready jobs, and by type the
+// backlog and those of its jobs that may run. A type that is missing in backlog is no longer shown. The [MaxLabels] types with the
 // largest backlog have a series each; all other types share the series [Other].
-func (m *WatcherMetrics) SetQueues(ready, nonReady int, backlog map[string]int) {
+func (m *WatcherMetrics) SetQueues(ready, nonReady int, backlog, runnable map[string]int) {
 	q := &queues{ready: int64(ready), nonReady: int64(nonReady)}
 	types := make([]string, 0, len(backlog))
-	rest := 0
+	rest, restRunnable := 0, 0
 	for typ, jobs := range backlog {
 		if typ == Other {
-			rest += jobs
+			rest, restRunnable = rest+jobs, restRunnable+runnable[typ]
 			continue
 		}
 		types = append(types, typ)
@@ -299,20 +330,20 @@ func (m *WatcherMetrics) SetQueues(ready, nonReady int, backlog map[string]int) 
 	})
 	for n, typ := range types {
 		if n >= MaxLabels {
-			rest += backlog[typ]
+			rest, restRunnable = rest+backlog[typ], restRunnable+runnable[typ]
 			continue
 		}
-		q.backlog = append(q.backlog, newTypeBacklog(typ, backlog[typ]))
+		q.backlog = append(q.backlog, newTypeBacklog(typ, backlog[typ], runnable[typ]))
 	}
 	if _, named := backlog[Other]; named || len(types) > MaxLabels {
-		q.backlog = append(q.backlog, newTypeBacklog(Other, rest))
+		q.backlog = append(q.backlog, newTypeBacklog(Other, rest, restRunnable))
 	}
 	m.queues.Store(q)
 }
 
-func newTypeBacklog(typ string, jobs int) typeBacklog {
+func newTypeBacklog(typ string, jobs, runnable int) typeBacklog {
 	return typeBacklog{
-		jobs:   int64(jobs),
+		jobs: int64(jobs), runnable: int64(runnable),
 		series: metric.WithAttributeSet(attribute.NewSet(attribute.String("type", typ))),
 	}
 }

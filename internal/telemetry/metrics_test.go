@@ -41,6 +41,7 @@ func TestMetricsExistFromTheStart(t *testing.T) {
 	clearOTel(t)
 	tel := setup(t, testOptions)
 	NewFetcherMetrics(tel.Meter)
+	NewSubmissionMetrics(tel.Meter)
 	NewDispatcherMetrics(tel.Meter)
 	NewWorkerMetrics(tel.Meter)
 	NewWatcherMetrics(tel.Meter)
@@ -60,7 +61,12 @@ func TestMetricsExistFromTheStart(t *testing.T) {
 		`bulk_action_fetcher_total_fetched 0`,
 		`bulk_action_watcher_dead_letter_total{code="LOST"} 0`,
 		`bulk_action_watcher_dead_letter_total{code="NO_PROCESSOR"} 0`,
-		`bulk_action_worker_dead_letter_total 0`,
+		`bulk_action_worker_dead_letter_total{reason="lost"} 0`,
+		`bulk_action_worker_dead_letter_total{reason="no_processor"} 0`,
+		`bulk_action_worker_dead_letter_total{reason="permanent"} 0`,
+		`bulk_action_worker_dead_letter_total{reason="retries"} 0`,
+		`bulk_action_worker_dead_letter_total{reason="throttles"} 0`,
+		`bulk_action_worker_dead_letter_total{reason="worker_lost"} 0`,
 		`bulk_action_worker_job_failed_total 0`,
 		`bulk_action_worker_job_retry_total 0`,
 		`bulk_action_worker_job_success_total 0`,
@@ -84,13 +90,13 @@ func TestMetricNames(t *testing.T) {
 	fetcher := NewFetcherMetrics(tel.Meter)
 	fetcher.Fetched(3, 1)
 	fetcher.EmptyPoll()
-	fetcher.Rejected()
+	NewSubmissionMetrics(tel.Meter).Rejected(0)
 	fetcher.Allowed("acme", 3)
 	fetcher.Denied("acme", DeniedPerGroup)
 	dispatcher := NewDispatcherMetrics(tel.Meter)
 	dispatcher.Allowed("acme", 2)
 	dispatcher.Denied("zeta", DeniedGlobal)
-	dispatcher.Cycle(2, 1, 1500*time.Microsecond)
+	dispatcher.Cycle(2, true, 1500*time.Microsecond)
 	worker := NewWorkerMetrics(tel.Meter)
 	worker.ObservePool(func() (int, int) { return 10, 4 })
 	worker.Started(20 * time.Millisecond)
@@ -102,18 +108,20 @@ func TestMetricNames(t *testing.T) {
 	worker.Ended(1, 2, 1)
 	worker.Retried(1)
 	worker.Deferred("SEND_EMAIL")
-	worker.DeadLettered(1)
+	worker.DeadLettered(DeadThrottles, 1)
 	worker.Stale(2)
 	worker.LeasesLost(3)
 	dispatcher.TakenBack(4)
 	dispatcher.DeadLettered(5)
 	watcher := NewWatcherMetrics(tel.Meter)
-	watcher.SetQueues(5, 6, map[string]int{"SEND_EMAIL": 7, "HTTP": 0})
+	watcher.SetQueues(5, 6, map[string]int{"SEND_EMAIL": 7, "HTTP": 0}, map[string]int{"SEND_EMAIL": 4})
 	watcher.DeadLettered("LOST", 2)
 	watcher.DeadLettered("NO_PROCESSOR", 3)
 
 	samples, types := scrape(t, tel)
 	require.Equal(t, []string{
+		`bulk_action_backlog_runnable{type="HTTP"} 0`,
+		`bulk_action_backlog_runnable{type="SEND_EMAIL"} 4`,
 		`bulk_action_backlog{type="HTTP"} 0`,
 		`bulk_action_backlog{type="SEND_EMAIL"} 7`,
 		`bulk_action_backpressure_admitted_total{destination="non_ready"} 1`,
@@ -145,7 +153,12 @@ func TestMetricNames(t *testing.T) {
 		`bulk_action_wait_rate_ms_sum 40`,
 		`bulk_action_watcher_dead_letter_total{code="LOST"} 2`,
 		`bulk_action_watcher_dead_letter_total{code="NO_PROCESSOR"} 3`,
-		`bulk_action_worker_dead_letter_total 11`,
+		`bulk_action_worker_dead_letter_total{reason="lost"} 2`,
+		`bulk_action_worker_dead_letter_total{reason="no_processor"} 3`,
+		`bulk_action_worker_dead_letter_total{reason="permanent"} 0`,
+		`bulk_action_worker_dead_letter_total{reason="retries"} 0`,
+		`bulk_action_worker_dead_letter_total{reason="throttles"} 1`,
+		`bulk_action_worker_dead_letter_total{reason="worker_lost"} 5`,
 		`bulk_action_worker_job_deferred_total{type="SEND_EMAIL"} 1`,
 		`bulk_action_worker_job_duration_ms_count 3`,
 		`bulk_action_worker_job_duration_ms_sum 2100`,
@@ -170,7 +183,7 @@ func TestMetricNames(t *testing.T) {
 	} {
 		want[NamePrefix+name] = "counter"
 	}
-	for _, name := range []string{"ready_queue_size", "non_ready_queue_size", "backlog", "worker_pool_size", "worker_pool_active", "worker_pool_idle"} {
+	for _, name := range []string{"ready_queue_size", "non_ready_queue_size", "backlog", "backlog_runnable", "worker_pool_size", "worker_pool_active", "worker_pool_idle"} {
 		want[NamePrefix+name] = "gauge"
 	}
 	for _, name := range []string{"dispatch_cycle_duration_ms", "worker_job_duration_ms", "job_start_delay_ms", "wait_fairness_ms", "wait_rate_ms", "wait_congestion_ms"} {
@@ -238,16 +251,18 @@ func TestBacklogTypesAreBounded(t *testing.T) {
 	for n := range MaxLabels + 2 {
 		backlog[fmt.Sprintf("T%03d", n)] = 10 + n
 	}
-	watcher.SetQueues(0, 0, backlog)
+	watcher.SetQueues(0, 0, backlog, map[string]int{Other: 1, "T000": 2, "T065": 3})
 	samples, _ := scrape(t, tel)
 	require.Contains(t, samples, `bulk_action_backlog{type="T065"} 75`)
 	require.Contains(t, samples, `bulk_action_backlog{type="other"} 22`, "its own 1 and the two smallest")
+	require.Contains(t, samples, `bulk_action_backlog_runnable{type="T065"} 3`)
+	require.Contains(t, samples, `bulk_action_backlog_runnable{type="other"} 3`)
 	require.NotContains(t, strings.Join(samples, "\n"), `"T001"`)
 
-	watcher.SetQueues(0, 0, map[string]int{"HTTP": 3})
+	watcher.SetQueues(0, 0, map[string]int{"HTTP": 3}, nil)
 	samples, _ = scrape(t, tel)
 	samples = slices.DeleteFunc(samples, func(s string) bool { return strings.Contains(s, "dead_letter") })
-	require.Equal(t, []string{`bulk_action_backlog{type="HTTP"} 3`, `bulk_action_non_ready_queue_size 0`, `bulk_action_ready_queue_size 0`}, samples)
+	require.Equal(t, []string{`bulk_action_backlog_runnable{type="HTTP"} 0`, `bulk_action_backlog{type="HTTP"} 3`, `bulk_action_non_ready_queue_size 0`, `bulk_action_ready_queue_size 0`}, samples)
 
 	watcher.HideQueues()
 	samples, _ = scrape(t, tel)

@@ -14,11 +14,13 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net/http"
+	"net/url"
 	"os"
 	"strconv"
 	"strings"
 	"sync/atomic"
 
+	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -37,6 +39,7 @@ import (
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 	"go.opentelemetry.io/otel/trace"
 	nooptrace "go.opentelemetry.io/otel/trace/noop"
+	"golang.org/x/net/http/httpguts"
 )
 
 const scope = "github.com/bulkaction/bulkaction"
@@ -80,12 +83,17 @@ func Setup(ctx context.Context, o Options) (*Telemetry, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := checkOTLP(); err != nil {
+		return nil, err
+	}
+	// The SDK reports what it can't read of its variables while the exporters are created.
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { log.Error("telemetry failed", "error", err) }))
+	otel.SetLogger(logr.FromSlogHandler(log.Handler()))
 	t := Nop()
 	t.Log = log
 	if err := errors.Join(t.startTraces(ctx, res), t.startMetrics(ctx, res)); err != nil {
 		return nil, errors.Join(err, t.Shutdown(ctx))
 	}
-	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { log.Error("telemetry failed", "error", err) }))
 	return t, nil
 }
 
@@ -270,6 +278,33 @@ func metricReader(ctx context.Context) (sdkmetric.Reader, error) {
 		return nil, nil
 	}
 	return reader, nil
+}
+
+// checkOTLP checks what the SDK would only log, with the value of a header, and then ignore. An error
+// names the variable and quotes no header, because headers hold credentials.
+func checkOTLP() error {
+	var errs []error
+	for _, signal := range []string{"", "TRACES_", "METRICS_"} {
+		name := "OTEL_EXPORTER_OTLP_" + signal + "ENDPOINT"
+		if text := strings.TrimSpace(os.Getenv(name)); text != "" {
+			u, err := url.Parse(text)
+			if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" {
+				errs = append(errs, fmt.Errorf("%s: must be a URL such as http://collector:4318", name))
+			}
+		}
+		name = "OTEL_EXPORTER_OTLP_" + signal + "HEADERS"
+		for i, header := range strings.Split(os.Getenv(name), ",") {
+			key, value, ok := strings.Cut(header, "=")
+			_, err := url.PathUnescape(value)
+			key = strings.TrimSpace(key)
+			valid := ok && err == nil && httpguts.ValidHeaderFieldName(key) && httpguts.ValidHeaderFieldValue(value)
+			if strings.TrimSpace(os.Getenv(name)) != "" && !valid {
+				errs = append(errs, fmt.Errorf("%s: header %d is malformed: write name=value,name=value, "+
+					"with special characters of a value as %%2C", name, i+1))
+			}
+		}
+	}
+	return errors.Join(errs...)
 }
 
 func wanted(exporter, endpoint string) bool {

@@ -118,7 +118,13 @@ func TestSetupRefuses(t *testing.T) {
 		"sampler argument": {environ: map[string]string{
 			"OTEL_TRACES_EXPORTER": "console", "OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "NaN",
 		}, want: `OTEL_TRACES_SAMPLER_ARG="NaN": must be a number from 0 to 1`},
-		"resource": {environ: map[string]string{"OTEL_RESOURCE_ATTRIBUTES": "nonsense"}, want: "OTEL_RESOURCE_ATTRIBUTES"},
+		"endpoint":            {environ: map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "collector:4318"}, want: "OTEL_EXPORTER_OTLP_ENDPOINT: must be a URL such as http://collector:4318"},
+		"endpoint of traces":  {environ: map[string]string{"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "ftp://c"}, want: "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT: must be a URL"},
+		"endpoint of metrics": {environ: map[string]string{"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://"}, want: "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT: must be a URL"},
+		"headers":             {environ: map[string]string{"OTEL_EXPORTER_OTLP_HEADERS": "a=b,sesame"}, want: "OTEL_EXPORTER_OTLP_HEADERS: header 2 is malformed"},
+		"name of a header":    {environ: map[string]string{"OTEL_EXPORTER_OTLP_TRACES_HEADERS": "s e=sesame"}, want: "OTEL_EXPORTER_OTLP_TRACES_HEADERS: header 1 is malformed"},
+		"value of a header":   {environ: map[string]string{"OTEL_EXPORTER_OTLP_METRICS_HEADERS": "a=sesame%zz"}, want: "OTEL_EXPORTER_OTLP_METRICS_HEADERS: header 1 is malformed"},
+		"resource":            {environ: map[string]string{"OTEL_RESOURCE_ATTRIBUTES": "nonsense"}, want: "OTEL_RESOURCE_ATTRIBUTES"},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -129,8 +135,23 @@ func TestSetupRefuses(t *testing.T) {
 			c.options.LogWriter = io.Discard
 			_, err := Setup(t.Context(), c.options)
 			require.ErrorContains(t, err, c.want)
+			require.NotContains(t, err.Error(), "sesame", "headers hold credentials")
 		})
 	}
+}
+
+// TestWhatTheSDKReportsIsLogged: what the SDK reports while it reads its variables is a line of our
+// log, not a line of text beside it.
+func TestWhatTheSDKReportsIsLogged(t *testing.T) {
+	clearOTel(t)
+	t.Setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://127.0.0.1:1")
+	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "soon")
+	var log bytes.Buffer
+	tel, err := Setup(t.Context(), Options{LogFormat: "json", LogWriter: &log})
+	require.NoError(t, err)
+	require.Contains(t, log.String(), `"level":"ERROR"`)
+	require.Contains(t, log.String(), `"input":"soon"`)
+	require.NoError(t, tel.Shutdown(t.Context()), "there was nothing to export")
 }
 
 func TestSamplerFromEnv(t *testing.T) {

@@ -44,9 +44,12 @@ type Result struct {
 
 // Processor runs SEND_EMAIL jobs. The payload is a JSON object with these members:
 //
-//	to       one address
-//	subject  text without line breaks; optional
-//	body     plain text; optional
+//	to                one address
+//	subject           text without line breaks; optional
+//	body              plain text; optional
+//	html              the same as HTML; optional
+//	reply_to          one address; optional
+//	list_unsubscribe  an https URL, a mailto URL, or both with a space between them; optional
 type Processor struct {
 	from     *mail.Address
 	sender   string // the sender's address as the MAIL command needs it
@@ -60,9 +63,9 @@ func New(config Config) (*Processor, error) {
 	if err := config.Validate(); err != nil {
 		return nil, fmt.Errorf("configure e-mail: %w", err)
 	}
-	from, err := mail.ParseAddress(config.From)
+	from, err := parseSender(config.From)
 	if err != nil {
-		return nil, fmt.Errorf("configure e-mail: FROM: %w", err)
+		return nil, fmt.Errorf("configure e-mail: %w", err)
 	}
 	d, err := newDialer(config)
 	if err != nil {
@@ -225,8 +228,8 @@ func (c Config) mistakes() []mistake {
 	check(c.MaxConnections >= 1, "MAX_CONNECTIONS", "%d is not above 0", c.MaxConnections)
 	check(c.MaxMessagesPerConnection >= 0, "MAX_MESSAGES_PER_CONNECTION", "%d is negative", c.MaxMessagesPerConnection)
 	check(!hasControlOrSpace(c.HELO), "HELO", "must not contain spaces or control characters")
-	from, err := mail.ParseAddress(c.From)
-	check(err == nil && isASCII(from.Address), "FROM", "%q is not an e-mail address in ASCII", c.From)
+	_, err := parseSender(c.From)
+	check(err == nil, "FROM", "%q is not an e-mail address in ASCII", c.From)
 	_, err = c.tlsConfig()
 	check(err == nil, "TLS_CA_FILE", "%w", err)
 	return all

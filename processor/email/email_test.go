@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"mime"
+	"mime/multipart"
 	"mime/quotedprintable"
 	"net"
 	"net/mail"
@@ -142,24 +143,39 @@ func TestRefusesPayloadsThatMakeNoMail(t *testing.T) {
 	sink := startSink(t, smtpsink.Options{})
 	p := start(t, config(t, sink.Addr()))
 	for name, payload := range map[string]string{
-		"nothing":             ``,
-		"not JSON":            `{"to":`,
-		"not an object":       `["bob@example.org"]`,
-		"no to":               `{"subject":"Hi"}`,
-		"to is a number":      `{"to":7}`,
-		"no domain":           `{"to":"bob"}`,
-		"two addresses":       `{"to":"bob@example.org, eve@example.org"}`,
-		"line break in to":    `{"to":"bob@example.org\r\nBcc: eve@example.org"}`,
-		"break in quoted to":  `{"to":"\"b\r\nRCPT TO:<eve@example.org>\"@example.org"}`,
-		"space in domain":     `{"to":"bob@example.org NOTIFY=NEVER"}`,
-		"long to":             `{"to":"` + strings.Repeat("b", 250) + `@example.org"}`,
-		"long name":           `{"to":"` + strings.Repeat("b", 300) + ` <b@example.org>"}`,
-		"break in subject":    `{"to":"bob@example.org","subject":"Hi\r\nBcc: eve@example.org"}`,
-		"bare CR in subject":  `{"to":"bob@example.org","subject":"Hi\rBcc: eve@example.org"}`,
-		"NUL in subject":      `{"to":"bob@example.org","subject":"Hi\u0000"}`,
-		"endless subject":     `{"to":"bob@example.org","subject":"` + strings.Repeat("x", 901) + `"}`,
-		"needs SMTPUTF8":      `{"to":"bøb@example.org"}`,
-		"domain is not ASCII": `{"to":"bob@exämple.org"}`,
+		"nothing":            ``,
+		"not JSON":           `{"to":`,
+		"not an object":      `["bob@example.org"]`,
+		"no to":              `{"subject":"Hi"}`,
+		"to is a number":     `{"to":7}`,
+		"no domain":          `{"to":"bob"}`,
+		"two addresses":      `{"to":"bob@example.org, eve@example.org"}`,
+		"line break in to":   `{"to":"bob@example.org\r\nBcc: eve@example.org"}`,
+		"break in quoted to": `{"to":"\"b\r\nRCPT TO:<eve@example.org>\"@example.org"}`,
+		"space in domain":    `{"to":"bob@example.org NOTIFY=NEVER"}`,
+		"long to":            `{"to":"` + strings.Repeat("b", 250) + `@example.org"}`,
+		"long name":          `{"to":"` + strings.Repeat("b", 300) + ` <b@example.org>"}`,
+		"break in subject":   `{"to":"bob@example.org","subject":"Hi\r\nBcc: eve@example.org"}`,
+		"bare CR in subject": `{"to":"bob@example.org","subject":"Hi\rBcc: eve@example.org"}`,
+		"NUL in subject":     `{"to":"bob@example.org","subject":"Hi\u0000"}`,
+		"endless subject":    `{"to":"bob@example.org","subject":"` + strings.Repeat("x", 901) + `"}`,
+		"needs SMTPUTF8":     `{"to":"bøb@example.org"}`,
+		"no domain in xn--":  `{"to":"bob@a\u00adb..ö.example.org"}`,
+		"long in xn--":       `{"to":"bob@` + strings.Repeat("ö.", 60) + `example.org"}`,
+		"reply_to":           `{"to":"bob@example.org","reply_to":"eve@example.org, mallory@example.org"}`,
+		"break in reply_to":  `{"to":"bob@example.org","reply_to":"eve@example.org\r\nBcc: x@example.org"}`,
+		"needs SMTPUTF8 too": `{"to":"bob@example.org","reply_to":"bøb@example.org"}`,
+		"http":               `{"to":"bob@example.org","list_unsubscribe":"http://example.org/u"}`,
+		"relative":           `{"to":"bob@example.org","list_unsubscribe":"/u/example.org"}`,
+		"no host":            `{"to":"bob@example.org","list_unsubscribe":"https:///example.org"}`,
+		"no mailbox":         `{"to":"bob@example.org","list_unsubscribe":"mailto:example.org"}`,
+		"two pages":          `{"to":"bob@example.org","list_unsubscribe":"https://example.org/1 https://example.org/2"}`,
+		"break in URL":       `{"to":"bob@example.org","list_unsubscribe":"https://example.org/\r\nBcc: x@example.org"}`,
+		"URL in brackets":    `{"to":"bob@example.org","list_unsubscribe":"https://example.org/>,<http://x"}`,
+		"URL not ASCII":      `{"to":"bob@example.org","list_unsubscribe":"https://example.org/ü"}`,
+		"endless URL":        `{"to":"bob@example.org","list_unsubscribe":"https://example.org/` + strings.Repeat("u", 900) + `"}`,
+		"URLs in a list":     `{"to":"bob@example.org","list_unsubscribe":["https://example.org/u"]}`,
+		"html is a number":   `{"to":"bob@example.org","html":7}`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := p.Process(t.Context(), job(1, payload))
@@ -177,12 +193,14 @@ func TestNothingCanAddAHeader(t *testing.T) {
 	sink := startSink(t, smtpsink.Options{OnMail: got.add})
 	p := start(t, config(t, sink.Addr()))
 	want := []string{"Content-Transfer-Encoding", "Content-Type", "Date", "From", "Message-Id", "Mime-Version", "Subject", "To"}
+	replies := `"reply_to":"=?utf-8?q?Eve=0D=0ABcc=3A_eve=40example.org?= <eve@example.org>"`
 	for name, j := range map[string]processor.Job{
-		"encoded word in name":    job(1, `{"to":"=?utf-8?q?Bob=0D=0ABcc=3A_eve=40example.org?= <bob@example.org>"}`),
-		"encoded word in subject": job(2, `{"to":"bob@example.org","subject":"=?utf-8?q?Hi=0D=0ABcc:_eve@example.org?="}`),
-		"unicode line breaks":     job(3, `{"to":"bob@example.org","subject":"Hi\u2028Bcc: eve@example.org\u0085X-A: b"}`),
-		"body that looks like it": job(4, `{"to":"bob@example.org","body":"Bcc: eve@example.org\r\n\r\nHi"}`),
-		"group of a forged job":   {Group: "x>\r\nBcc: eve@example.org\r\nX: <", Payload: json.RawMessage(toBob)},
+		"encoded word in reply_to": job(5, `{"to":"bob@example.org",`+replies+`,"list_unsubscribe":"https://example.org/%0d%0aBcc:eve@example.org"}`),
+		"encoded word in name":     job(1, `{"to":"=?utf-8?q?Bob=0D=0ABcc=3A_eve=40example.org?= <bob@example.org>"}`),
+		"encoded word in subject":  job(2, `{"to":"bob@example.org","subject":"=?utf-8?q?Hi=0D=0ABcc:_eve@example.org?="}`),
+		"unicode line breaks":      job(3, `{"to":"bob@example.org","subject":"Hi\u2028Bcc: eve@example.org\u0085X-A: b"}`),
+		"body that looks like it":  job(4, `{"to":"bob@example.org","body":"Bcc: eve@example.org\r\n\r\nHi"}`),
+		"group of a forged job":    {Group: "x>\r\nBcc: eve@example.org\r\nX: <", Payload: json.RawMessage(toBob)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := p.Process(t.Context(), j)
@@ -192,7 +210,12 @@ func TestNothingCanAddAHeader(t *testing.T) {
 			for name := range header {
 				names = append(names, name)
 			}
-			require.ElementsMatch(t, want, names)
+			if j.Ordinal == 5 {
+				want := append([]string{"Reply-To", "List-Unsubscribe", "List-Unsubscribe-Post"}, want...)
+				require.ElementsMatch(t, want, names)
+			} else {
+				require.ElementsMatch(t, want, names)
+			}
 			require.Equal(t, "bob@example.org", envelope.To)
 		})
 	}
@@ -227,7 +250,73 @@ func TestAddressesThatAreNotASCII(t *testing.T) {
 	p := start(t, config(t, sink.Addr()))
 	_, err := p.Process(t.Context(), job(1, `{"to":"bøb@exämple.org"}`))
 	require.NoError(t, err)
-	require.Equal(t, 1, sink.ReceivedByRecipient("bøb@exämple.org"))
+	require.Equal(t, 1, sink.ReceivedByRecipient("bøb@xn--exmple-cua.org"))
+}
+
+// TestDomainsWithUmlauts: a domain that is not ASCII becomes xn--, which a server without SMTPUTF8
+// takes; in the envelope, the headers, the result and the Message-ID.
+func TestDomainsWithUmlauts(t *testing.T) {
+	var got captured
+	sink := startSink(t, smtpsink.Options{OnMail: got.add})
+	c := config(t, sink.Addr())
+	c.From = "Büro <office@Büro.example>"
+	result, err := start(t, c).Process(t.Context(), job(1, `{"to":"Bob <bob@BÜCHER.example>","reply_to":"Eve <eve@straße.example>"}`))
+	require.NoError(t, err)
+	require.Equal(t, email.Result{MessageID: "<promo.1@xn--bro-hoa.example>", To: "bob@xn--bcher-kva.example", Subject: "Message from Büro"}, result)
+	envelope, header, _ := got.last(t)
+	require.Equal(t, []string{"office@xn--bro-hoa.example", "bob@xn--bcher-kva.example"}, []string{envelope.From, envelope.To})
+	require.Equal(t, []string{`"Bob" <bob@xn--bcher-kva.example>`}, header["To"])
+	require.Equal(t, []string{`"Eve" <eve@xn--strae-oqa.example>`}, header["Reply-To"])
+}
+
+// TestCampaignMails: text and HTML, an address for replies, and how to unsubscribe.
+func TestCampaignMails(t *testing.T) {
+	var got captured
+	sink := startSink(t, smtpsink.Options{OnMail: got.add})
+	p := start(t, config(t, sink.Addr()))
+	send := func(fields string) (map[string][]string, string) {
+		t.Helper()
+		_, err := p.Process(t.Context(), job(1, `{"to":"bob@example.org",`+fields+`}`))
+		require.NoError(t, err)
+		_, header, body := got.last(t)
+		return header, body
+	}
+	const html = `<p>Half <b>price</b>: ünï &amp; more</p>`
+	header, _ := send(`"body":"Half price","html":"` + html + `"`)
+	media, params, err := mime.ParseMediaType(header["Content-Type"][0])
+	require.NoError(t, err)
+	require.Equal(t, "multipart/alternative", media)
+	mails, err := mail.ReadMessage(bytes.NewReader(got.mails[len(got.mails)-1].Data))
+	require.NoError(t, err)
+	parts := multipart.NewReader(mails.Body, params["boundary"])
+	for _, want := range [][]string{{"text/plain", "Half price"}, {"text/html", html}} {
+		part, err := parts.NextPart() // decodes quoted-printable
+		require.NoError(t, err)
+		content, err := io.ReadAll(part)
+		require.NoError(t, err)
+		media, _, err := mime.ParseMediaType(part.Header.Get("Content-Type"))
+		require.NoError(t, err)
+		require.Equal(t, want, []string{media, string(content)})
+	}
+	_, err = parts.NextPart()
+	require.ErrorIs(t, err, io.EOF)
+
+	header, body := send(`"html":"` + html + `"`)
+	require.Equal(t, []string{"text/html; charset=UTF-8"}, header["Content-Type"])
+	require.Equal(t, html, body)
+
+	for text, want := range map[string][2]string{
+		"https://example.com/u?id=7,8":                    {"<https://example.com/u?id=7,8>", "List-Unsubscribe=One-Click"},
+		"mailto:u@example.com?subject=stop":               {"<mailto:u@example.com?subject=stop>", ""},
+		"mailto:u@example.com HTTPS://example.com/u":      {"<https://example.com/u>, <mailto:u@example.com>", "List-Unsubscribe=One-Click"},
+		"<https://example.com/u>, <mailto:u@example.com>": {"<https://example.com/u>, <mailto:u@example.com>", "List-Unsubscribe=One-Click"},
+		"https://example.com/" + strings.Repeat("u", 880): {"<https://example.com/" + strings.Repeat("u", 880) + ">", "List-Unsubscribe=One-Click"},
+		"": {"", ""},
+	} {
+		header, _ := send(`"reply_to":"Shop <help@example.com>","list_unsubscribe":"` + text + `"`)
+		require.Equal(t, []string{`"Shop" <help@example.com>`}, header["Reply-To"])
+		require.Equal(t, want, [2]string{strings.Join(header["List-Unsubscribe"], ""), strings.Join(header["List-Unsubscribe-Post"], "")}, text)
+	}
 }
 
 func TestRepliesBecomeVerdicts(t *testing.T) {

@@ -16,6 +16,7 @@ func FuzzCompose(f *testing.F) {
 	for _, seed := range []string{
 		`{"to":"a@example.com"}`, `{"to":"A <a@example.com>","subject":"s","body":"b"}`, `{"to":"a@example.com, b@example.com"}`, `{"to":"a@example.com\r\nBcc: b@example.com"}`,
 		`{"to":"a@example.com","subject":"x\nBcc: b@example.com"}`, `{"to":"\"\r\n\"@example.com"}`, `{"to":7}`, `{}`, ``,
+		`{"to":"a@exämple.com","html":"<p>","reply_to":"B <b@example.com>","list_unsubscribe":"<https://example.com/u>, <mailto:u@example.com>"}`,
 	} {
 		f.Add([]byte(seed))
 	}

@@ -1,15 +1,18 @@
 package email
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	stdmail "net/mail"
+	"net/url"
 	"strings"
 	"sync/atomic"
 	"unicode/utf8"
 
 	"github.com/wneessen/go-mail"
+	"golang.org/x/net/idna"
 
 	"github.com/bulkaction/bulkaction/internal/calls/accountsfile"
 	"github.com/bulkaction/bulkaction/internal/jsonscan"
@@ -19,7 +22,7 @@ import (
 
 const (
 	maxAddressBytes = 254 // without the angle brackets (RFC 5321, 4.5.3.1.3)
-	maxSubjectBytes = 900 // a header line may have 998 bytes
+	maxHeaderBytes  = 900 // of a subject or list_unsubscribe: a header line may have 998 bytes
 	defaultBody     = "This message has no text.\n"
 )
 
@@ -27,41 +30,99 @@ const (
 type message struct {
 	result  Result // of the job when the mail is sent
 	to      string // the recipient as the RCPT command needs it
-	utf8    bool   // the address is not ASCII, so the server must support SMTPUTF8
+	utf8    bool   // an address is not ASCII, so the server must support SMTPUTF8
 	content *mail.Msg
 }
 
 // request is the content of a payload.
 type request struct {
-	to            *stdmail.Address
-	subject, body string
+	to, replyTo         *stdmail.Address // replyTo may be nil
+	subject, body, html string
+	page, mailto        string // to unsubscribe: an https URL and a mailto URL; "" for none
 }
 
 // parsePayload reads a payload. If no mail can be made from it, the error says why, and contains no
 // part of the payload.
 func parsePayload(content []byte) (request, error) {
 	var payload struct {
-		To      string `json:"to"`
-		Subject string `json:"subject"`
-		Body    string `json:"body"`
+		To              string `json:"to"`
+		Subject         string `json:"subject"`
+		Body            string `json:"body"`
+		HTML            string `json:"html"`
+		ReplyTo         string `json:"reply_to"`
+		ListUnsubscribe string `json:"list_unsubscribe"`
 	}
 	if err := jsonscan.Decode("", content, &payload); err != nil {
 		return request{}, err
 	}
-	to, err := stdmail.ParseAddress(payload.To)
+	r := request{subject: payload.Subject, body: payload.Body, html: payload.HTML}
+	var wrongTo, wrongReply, wrongList error
+	r.to, wrongTo = parseAddress("to", payload.To)
+	if payload.ReplyTo != "" {
+		r.replyTo, wrongReply = parseAddress("reply_to", payload.ReplyTo)
+	}
+	r.page, r.mailto, wrongList = parseUnsubscribe(payload.ListUnsubscribe)
 	switch {
 	case payload.To == "":
 		return request{}, errors.New("to is missing")
-	case err != nil:
-		return request{}, errors.New("to is not an e-mail address")
-	case len(to.Address) > maxAddressBytes || len(to.Name) > maxAddressBytes:
-		return request{}, fmt.Errorf("to has a name or an address of more than %d bytes", maxAddressBytes)
-	case len(payload.Subject) > maxSubjectBytes:
-		return request{}, fmt.Errorf("subject is longer than %d bytes", maxSubjectBytes)
+	case len(payload.Subject) > maxHeaderBytes:
+		return request{}, fmt.Errorf("subject is longer than %d bytes", maxHeaderBytes)
 	case strings.ContainsFunc(payload.Subject, isControl):
 		return request{}, errors.New("subject has a line break or another control character")
 	}
-	return request{to, payload.Subject, payload.Body}, nil
+	return r, cmp.Or(wrongTo, wrongReply, wrongList)
+}
+
+// parseAddress parses the address in a field. Its domain becomes ASCII (xn--), which each mail server
+// takes.
+func parseAddress(field, text string) (*stdmail.Address, error) {
+	a, err := stdmail.ParseAddress(text)
+	if err != nil {
+		return nil, fmt.Errorf("%s is not an e-mail address", field)
+	}
+	if at := strings.LastIndexByte(a.Address, '@') + 1; !isASCII(a.Address[at:]) {
+		domain, err := idna.Lookup.ToASCII(a.Address[at:])
+		if err != nil {
+			return nil, fmt.Errorf("%s has a domain that is not valid", field)
+		}
+		a.Address = a.Address[:at] + domain
+	}
+	if len(a.Address) > maxAddressBytes || len(a.Name) > maxAddressBytes {
+		return nil, fmt.Errorf("%s has a name or an address of more than %d bytes", field, maxAddressBytes)
+	}
+	return a, nil
+}
+
+// parseSender parses the sender's address, all of which must be ASCII in the end.
+func parseSender(text string) (*stdmail.Address, error) {
+	a, err := parseAddress("FROM", text)
+	if err == nil && !isASCII(a.Address) {
+		err = errors.New("FROM is not ASCII before the @")
+	}
+	return a, err
+}
+
+// parseUnsubscribe parses how to unsubscribe: an https URL, a mailto URL, or both with a space
+// between them. They may be written as the header has them, with <, > and a comma.
+func parseUnsubscribe(text string) (page, mailto string, err error) {
+	if len(text) > maxHeaderBytes {
+		return "", "", fmt.Errorf("list_unsubscribe is longer than %d bytes", maxHeaderBytes)
+	}
+	for uri := range strings.FieldsSeq(text) {
+		uri = strings.Trim(uri, "<>,")
+		u, err := url.Parse(uri)
+		switch {
+		case err != nil || !isASCII(uri) || strings.ContainsAny(uri, `<>"\`):
+			return "", "", errors.New("list_unsubscribe has a URL with characters that must be escaped")
+		case u.Scheme == "https" && u.Hostname() != "" && page == "":
+			page = uri
+		case u.Scheme == "mailto" && strings.Contains(u.Opaque, "@") && mailto == "":
+			mailto = uri
+		default:
+			return "", "", errors.New("list_unsubscribe is not one https URL, one mailto URL, or both with a space between them")
+		}
+	}
+	return page, mailto, nil
 }
 
 // compose makes the job's mail. An empty subject or body gets a default text. Nothing in a payload
@@ -71,7 +132,7 @@ func (p *Processor) compose(job processor.Job, r request) *message {
 	if r.subject == "" {
 		r.subject = "Message from " + p.senderName()
 	}
-	if r.body == "" {
+	if r.body == "" && r.html == "" {
 		r.body = defaultBody
 	}
 
@@ -82,10 +143,28 @@ func (p *Processor) compose(job processor.Job, r request) *message {
 	content.Subject(r.subject)
 	content.SetDate()
 	content.SetMessageIDWithValue(id)
-	content.SetBodyString(mail.TypeTextPlain, r.body)
+	switch {
+	case r.body == "":
+		content.SetBodyString(mail.TypeTextHTML, r.html)
+	case r.html == "":
+		content.SetBodyString(mail.TypeTextPlain, r.body)
+	default:
+		content.SetBodyString(mail.TypeTextPlain, r.body)
+		content.AddAlternativeString(mail.TypeTextHTML, r.html)
+	}
+	utf8 := !isASCII(r.to.Address)
+	if r.replyTo != nil {
+		content.ReplyToMailAddress(r.replyTo)
+		utf8 = utf8 || !isASCII(r.replyTo.Address)
+	}
+	if r.page != "" {
+		_ = content.SetListUnsubscribeOneClick(r.page, r.mailto) // no error: r.page is an https URL
+	} else if r.mailto != "" {
+		content.SetListUnsubscribe(r.mailto)
+	}
 	return &message{
 		result: Result{MessageID: "<" + id + ">", To: r.to.Address, Subject: r.subject},
-		to:     path(r.to.Address), utf8: !isASCII(r.to.Address), content: content,
+		to:     path(r.to.Address), utf8: utf8, content: content,
 	}
 }
 
@@ -167,7 +246,7 @@ func NewAccounts(config Config, options ...Option) (*Accounts, error) {
 	if err := config.Validate(); err != nil {
 		return nil, fmt.Errorf("configure e-mail: %w", err)
 	}
-	from, err := stdmail.ParseAddress(config.From)
+	from, err := parseSender(config.From)
 	if err != nil {
 		return nil, fmt.Errorf("configure e-mail: FROM: %w", err)
 	}

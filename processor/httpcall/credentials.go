@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"encoding/base64"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"net"
 	"net/http"
@@ -15,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"github.com/bulkaction/bulkaction/internal/calls/accountsfile"
 	"github.com/bulkaction/bulkaction/internal/calls/egress"
@@ -22,8 +25,16 @@ import (
 	"github.com/bulkaction/bulkaction/processor/credential"
 )
 
-// credentials maps each host of the credentials file, a name or NAME:PORT, to its pool.
-type credentials map[string]*pool
+// content is what the credentials file has.
+type content struct {
+	pools       []*pool
+	credentials byHost[*pool]
+	signing     byHost[[][]byte]   // the secrets with which calls are signed
+	types       map[string]payload // further job types: what all of their calls have in common
+}
+
+// byHost maps hosts of the credentials file, a name or NAME:PORT.
+type byHost[T any] map[string]T
 
 // pool has the credentials for one list of hosts. Any of them can be used for a call.
 type pool struct {
@@ -40,13 +51,13 @@ type member struct {
 	hidden  [][]byte
 }
 
-// of returns the pool whose credentials are for a call to this URL; nil if the host has none.
-func (c credentials) of(u *url.URL) *pool {
+// of returns what is for a call to this URL; the zero value if the host has none.
+func (b byHost[T]) of(u *url.URL) T {
 	t := targetOf(u)
-	if p := c[net.JoinHostPort(t.name, cmp.Or(t.port, defaultPorts[u.Scheme]))]; p != nil {
-		return p
+	if v, ok := b[net.JoinHostPort(t.name, cmp.Or(t.port, defaultPorts[u.Scheme]))]; ok {
+		return v
 	}
-	return c[t.name]
+	return b[t.name]
 }
 
 // member returns the credential with an id, or nil.
@@ -63,7 +74,9 @@ func (p *pool) member(id string) *member {
 
 // file is the credentials file.
 type file struct {
-	Credentials []entry `yaml:"credentials"`
+	Credentials []entry            `yaml:"credentials"`
+	Signing     []signer           `yaml:"signing"`
+	Types       map[string]payload `yaml:"types"`
 }
 
 type entry struct {
@@ -87,27 +100,38 @@ type hostEntry struct {
 	pool *pool
 }
 
-// load reads the credentials file. It returns the pools in the order of the file, and the pool of
-// each host. The pools have no source yet.
-func load(r *accountsfile.Reader) ([]*pool, credentials) {
+// load reads the credentials file. The pools are in the order of the file, and have no source yet.
+func load(r *accountsfile.Reader) content {
 	l := &loader{Reader: r, byList: map[string]*pool{}, byName: map[string]*pool{}, byHost: map[string][]hostEntry{}}
 	var f file
 	if !l.Decode(&f) {
-		return nil, nil
+		return content{}
 	}
-	if len(f.Credentials) == 0 {
-		l.Mistake("the file lists no account under credentials")
+	if len(f.Credentials)+len(f.Signing)+len(f.Types) == 0 {
+		l.Mistake("the file lists no account under credentials, and has neither signing nor types")
 	}
 	for i, e := range f.Credentials {
 		l.add(i, e)
 	}
-	byHost := credentials{}
+	c := content{pools: l.pools, credentials: byHost[*pool]{}, signing: byHost[[][]byte]{}, types: f.Types}
 	for _, entries := range l.byHost {
 		for _, e := range entries {
-			byHost[e.String()] = e.pool
+			c.credentials[e.String()] = e.pool
 		}
 	}
-	return l.pools, byHost
+	for i, s := range f.Signing {
+		s.add(l.Entry("signing", i), c.signing)
+	}
+	for name := range f.Types {
+		_, err := newRequest(processor.Job{Type: name}, f.Types)
+		if name == Type {
+			err = errors.New("the name is taken")
+		}
+		if err != nil {
+			l.Mistake("types: %s: %w", name, err)
+		}
+	}
+	return c
 }
 
 // maxValueBytes is the largest size of a secret. Servers refuse headers that are much longer.
@@ -119,7 +143,8 @@ func (l *loader) add(i int, e entry) {
 	p := l.pool(c, e.Hosts)
 	c.Check(isHeaderName(e.Header), "header is missing or not the name of a header")
 	header := http.CanonicalHeaderKey(e.Header)
-	c.Check(!slices.Contains(connectionHeaders, header) && !slices.Contains(ownHeaders, header),
+	c.Check(!slices.Contains(connectionHeaders, header) && !slices.Contains(ownHeaders, header) &&
+		!strings.HasPrefix(header, jobHeaders) && !strings.HasPrefix(header, webhookHeaders),
 		"header: %s can't have a secret", header)
 	content := c.Secret("value_file", e.ValueFile)
 	value := string(bytes.TrimRight(content, "\r\n"))
@@ -143,9 +168,9 @@ var ownHeaders = []string{
 
 func notPrintable(r rune) bool { return r < ' ' || r > '~' }
 
-// pool returns the pool for a list of hosts, and makes it if it is new. It reports mistakes to c.
-// If the list is empty or a host in it can't be read, it returns nil.
-func (l *loader) pool(c *accountsfile.Checker, hosts []string) *pool {
+// parseHosts returns the targets of a list of hosts, in order and each once. If the list is empty or a host in it can't be
+// read, it reports that to c and returns nil.
+func parseHosts(c *accountsfile.Checker, hosts []string) []target {
 	c.Check(len(hosts) > 0, "hosts is missing")
 	targets := make([]target, 0, len(hosts))
 	for _, host := range hosts {
@@ -159,7 +184,16 @@ func (l *loader) pool(c *accountsfile.Checker, hosts []string) *pool {
 		return nil
 	}
 	slices.SortFunc(targets, func(a, b target) int { return strings.Compare(a.String(), b.String()) })
-	targets = slices.Compact(targets)
+	return slices.Compact(targets)
+}
+
+// pool returns the pool for a list of hosts, and makes it if it is new. It reports mistakes to c.
+// If the list is empty or a host in it can't be read, it returns nil.
+func (l *loader) pool(c *accountsfile.Checker, hosts []string) *pool {
+	targets := parseHosts(c, hosts)
+	if targets == nil {
+		return nil
+	}
 	list := fmt.Sprint(targets)
 	if p := l.byList[list]; p != nil {
 		return p
@@ -290,7 +324,8 @@ type Guarded struct {
 	plain  *http.Client // for calls without TLS that have a secret
 	choose credential.Choice
 	hosts  func(host string) credential.Source // nil: hosts are not guarded
-	loaded atomic.Pointer[credentials]
+	loaded atomic.Pointer[content]
+	types  []string // the further job types of the file at the start, which they stay; nil before
 	file   *accountsfile.File
 }
 
@@ -323,18 +358,22 @@ func NewGuarded(config Config, options ...Option) (*Guarded, error) {
 		calls: calls, choose: credential.TakeTurns,
 		plain: egress.NewClient(egress.Options{Policy: policy, MaxIdleConnsPerHost: config.MaxIdleConnsPerHost}),
 	}
-	g.loaded.Store(&credentials{})
+	g.loaded.Store(&content{})
 	for _, option := range options {
 		option(g)
 	}
 	load := func(r *accountsfile.Reader) (use func() error) {
-		pools, byHost := load(r)
-		return func() error { return g.use(pools, byHost) }
+		c := load(r)
+		if types := slices.Sorted(maps.Keys(c.types)); g.types != nil && !slices.Equal(types, g.types) {
+			r.Mistake("types: %v instead of %v: restart the worker to add or remove types", types, g.types)
+		}
+		return func() error { return g.use(c) }
 	}
 	g.file = accountsfile.NewFile(config.CredentialsFile, "HTTP credentials", load)
 	if _, err := g.Reload(); err != nil {
 		return nil, err
 	}
+	g.types = append([]string{}, slices.Sorted(maps.Keys(g.loaded.Load().types))...)
 	return g, nil
 }
 
@@ -343,16 +382,34 @@ func NewGuarded(config Config, options ...Option) (*Guarded, error) {
 // once; but after an error of the Choice it tries again.
 func (g *Guarded) Reload() (changed bool, err error) { return g.file.Reload() }
 
-// use makes the source of each pool, and then lets new calls use the credentials.
-func (g *Guarded) use(pools []*pool, byHost credentials) error {
-	for _, p := range pools {
+// use makes the source of each pool, and then lets new calls use the content.
+func (g *Guarded) use(c content) error {
+	for _, p := range c.pools {
 		if err := p.choose(g.choose); err != nil {
 			return err
 		}
 	}
-	g.loaded.Store(&byHost)
+	g.loaded.Store(&c)
 	return nil
 }
+
+// Types returns a processor for each further job type of the file: g under another name. Close and
+// Reload are for g alone.
+func (g *Guarded) Types() []processor.Processor {
+	list := make([]processor.Processor, len(g.types))
+	for i, typ := range g.types {
+		list[i] = named{g, typ}
+	}
+	return list
+}
+
+// named is a Guarded that serves a further type.
+type named struct {
+	*Guarded
+	typ string
+}
+
+func (n named) Type() string { return n.typ }
 
 // choose makes the pool's source.
 func (p *pool) choose(choose credential.Choice) (err error) {
@@ -392,7 +449,7 @@ func (g *Guarded) Admit(ctx context.Context, job processor.Job) (processor.Pass,
 	var p pass
 	if credentials != nil {
 		p.account, err = credential.Admit(ctx, credentials.source, func(id string) bool {
-			return g.file.Knows(func() bool { return g.loaded.Load().of(request.URL).member(id) != nil })
+			return g.file.Knows(func() bool { return g.loaded.Load().credentials.of(request.URL).member(id) != nil })
 		})
 		if err != nil {
 			return nil, err
@@ -418,11 +475,12 @@ var errNotEncrypted = errors.New("url is not https: the secret of the host's cre
 // none. The error is permanent: the payload is invalid, the request sets the header of the
 // credential itself, or the secret would be sent without encryption.
 func (g *Guarded) read(job processor.Job) (*http.Request, *pool, error) {
-	request, err := newRequest(job)
+	loaded := g.loaded.Load()
+	request, err := newRequest(job, loaded.types)
 	if err != nil {
 		return nil, nil, invalidPayload(err)
 	}
-	p := g.loaded.Load().of(request.URL)
+	p := loaded.credentials.of(request.URL)
 	if p == nil {
 		return request, nil, nil
 	}
@@ -448,6 +506,7 @@ func (g *Guarded) read(job processor.Job) (*http.Request, *pool, error) {
 //
 // This is what an answer says about the credential and about the host:
 //
+//	Bulkaction-Outcome       Neutral, or Throttled if it says so
 //	2xx                      Success    Success
 //	401                      Failure    Neutral
 //	429                      Throttled  Throttled
@@ -479,9 +538,11 @@ func (g *Guarded) Process(ctx context.Context, job processor.Job) (any, error) {
 			client = g.plain
 		}
 	}
+	sign(request, job.ID(), time.Now(), g.loaded.Load().signing.of(request.URL))
 	result, status, err := g.calls.call(ctx, client, request, used)
-	if err == nil {
-		return result, nil
+	var said *outcomes // by the handler itself
+	if err == nil || errors.As(err, &said) {
+		return result, err
 	}
 	if used != nil && status == http.StatusUnauthorized {
 		err = processor.Retry(processor.Classify(err).Code, err)
@@ -542,5 +603,28 @@ func (p *pass) Return(err error) {
 	}
 	if p.host != nil {
 		p.host.Return(host)
+	}
+}
+
+// signer says which secrets sign the calls to which hosts.
+type signer struct {
+	Hosts      []string `yaml:"hosts"`       // exact names, or names with ports
+	SecretFile string   `yaml:"secret_file"` // has the secrets, one a line
+}
+
+// add checks s and adds its secrets for each of its hosts to all.
+func (s signer) add(c *accountsfile.Checker, all byHost[[][]byte]) {
+	var secrets [][]byte
+	for line := range strings.FieldsSeq(string(c.Secret("secret_file", s.SecretFile))) {
+		encoded, ok := strings.CutPrefix(line, "whsec_")
+		secret, err := base64.StdEncoding.DecodeString(encoded)
+		c.Check(ok && err == nil && len(secret) >= 24 && len(secret) <= 64,
+			"secret_file: has a line that is not whsec_ and the base64 of 24 to 64 bytes")
+		secrets = append(secrets, secret)
+	}
+	c.Check(len(secrets) > 0 || !c.OK(), "secret_file: is empty")
+	for _, t := range parseHosts(c, s.Hosts) {
+		c.Check(all[t.String()] == nil, "hosts: %s is also in another entry of signing", t)
+		all[t.String()] = secrets
 	}
 }

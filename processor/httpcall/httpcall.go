@@ -6,17 +6,22 @@ package httpcall
 
 import (
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"mime"
 	"net/http"
 	"net/netip"
 	"net/url"
+	"regexp"
+	"slices"
 	"sort"
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 	"unicode/utf8"
 
 	"go.opentelemetry.io/otel/propagation"
@@ -71,8 +76,10 @@ func (p *Processor) Close() error {
 }
 
 // Process makes the call. It sends the job's id as Idempotency-Key, unless the payload sets that
-// header, and the trace of ctx as traceparent. The answer decides about the job:
+// header, the trace of ctx as traceparent, and which job it is in headers Bulkaction-…. The answer
+// decides about the job:
 //
+//	header Bulkaction-Outcome    as it says: permanent, retry, defer or throttle
 //	2xx                          done, with the result {"status": 200, "body": …}
 //	429, or 503 with Retry-After throttled
 //	any other 5xx                retry
@@ -80,7 +87,7 @@ func (p *Processor) Close() error {
 //	the address is refused       permanent
 //	no whole response            retry
 func (p *Processor) Process(ctx context.Context, job processor.Job) (any, error) {
-	request, err := newRequest(job)
+	request, err := newRequest(job, nil)
 	if err != nil {
 		return nil, invalidPayload(err)
 	}
@@ -107,9 +114,8 @@ func (p *Processor) call(
 		return nil, 0, failure(ctx, request, err, used)
 	}
 	defer func() { _ = response.Body.Close() }()
-	if response.StatusCode/100 != 2 {
-		_, _ = io.CopyN(io.Discard, response.Body, maxDrainBytes)
-		return nil, response.StatusCode, refusal(request, response)
+	if said := saidOutcome(response); response.StatusCode/100 != 2 || said != "" {
+		return nil, response.StatusCode, refusal(request, response, said, used)
 	}
 	// A secret may begin in the kept part of the body and end behind it. Read so far that it is
 	// found.
@@ -153,12 +159,43 @@ func failure(ctx context.Context, request *http.Request, err error, used *member
 	return processor.Retry(CodeUnreachable, fmt.Errorf("call %s: %w", host, err))
 }
 
-// refusal returns the error for a status that is not 2xx.
-func refusal(request *http.Request, response *http.Response) error {
+// With these headers a handler decides about the job itself.
+const (
+	headerOutcome = "Bulkaction-Outcome" // permanent, retry, defer or throttle; the last two with Retry-After
+	headerCode    = "Bulkaction-Code"    // the code of the error
+)
+
+// saidOutcome returns the outcome that the handler has chosen for the job; "" if it has chosen none.
+func saidOutcome(response *http.Response) string {
+	said := strings.ToLower(response.Header.Get(headerOutcome))
+	if slices.Contains([]string{"permanent", "retry", "defer", "throttle"}, said) {
+		return said
+	}
+	return ""
+}
+
+// refusal returns the error for a status that is not 2xx, or for the outcome that the handler has
+// said. It has the code and the text of the handler, without the secrets of the request. What the
+// handler decides itself is no failure of its host; a throttle holds for the host, too.
+func refusal(request *http.Request, response *http.Response, said string, used *member) error {
 	status := response.StatusCode
-	code := "HTTP_" + strconv.Itoa(status)
+	code, text := explanation(request, response, used)
 	err := fmt.Errorf("call %s: status %d %s", request.URL.Hostname(), status, http.StatusText(status))
+	if text != "" {
+		err = fmt.Errorf("%w: %s", err, text)
+	}
 	after, given := egress.RetryAfter(response.Header.Get("Retry-After"), time.Now())
+	switch said {
+	case "permanent":
+		return &outcomes{processor.Permanent(code, err), neutral, neutral}
+	case "retry":
+		return &outcomes{processor.Retry(code, err), neutral, neutral}
+	case "defer":
+		return &outcomes{processor.Deferred(after, err.Error()), neutral, neutral}
+	case "throttle":
+		throttled := credential.Outcome{Kind: credential.Throttled, After: after}
+		return &outcomes{processor.Throttled(after, err), throttled, throttled}
+	}
 	switch {
 	case status == http.StatusTooManyRequests, status == http.StatusServiceUnavailable && given:
 		return processor.Throttled(after, err)
@@ -184,9 +221,9 @@ type Config struct {
 	// AllowedCIDRs are networks that jobs may call although they are not public, for example
 	// 10.1.0.0/16.
 	AllowedCIDRs []netip.Prefix `env:"ALLOWED_CIDRS"`
-	// CredentialsFile is a YAML file that lists credentials and the hosts that they are for. It is
-	// read again when it changes. Empty means that calls have no credentials but those in
-	// payloads.
+	// CredentialsFile is a YAML file that lists credentials and secrets for signatures with the hosts
+	// that they are for, and further job types whose calls have their URL there. It is read again
+	// when it changes. Empty means that calls have no credentials but those in payloads.
 	CredentialsFile string `env:"CREDENTIALS_FILE"`
 	credential.Limits
 	// HostRate is how often one host may be called in a time span, such as 100/1s; none is no
@@ -264,4 +301,107 @@ func encodeString(text string, room int) (encoded string, cut bool) {
 	}
 	tooLong := sort.Search(most, func(n int) bool { return len(prefix(n)) > room })
 	return prefix(tooLong - 1), true
+}
+
+// maxTextBytes is how much of a handler's text an error has.
+const maxTextBytes = 512
+
+// explanation returns the code and the text with which an answer explains itself: those of a JSON
+// body such as problem+json, or plain text. The code is HTTP_ and the status unless the answer has a
+// valid one.
+func explanation(request *http.Request, response *http.Response, used *member) (code, text string) {
+	body, _ := io.ReadAll(io.LimitReader(response.Body, maxDrainBytes)) // an error leaves the status
+	code = response.Header.Get(headerCode)
+	var content any
+	media, _, _ := mime.ParseMediaType(response.Header.Get("Content-Type"))
+	switch {
+	case json.Unmarshal(body, &content) == nil:
+		text = textIn(content)
+		if !isCode(code) {
+			code = codeIn(content)
+		}
+	case (media == "" || media == "text/plain") && !strings.HasPrefix(string(body), "<"):
+		text = string(body)
+	}
+	secrets := secretsOf(request)
+	hide := func(s string) string { return string(secrets.hide(used.hide([]byte(s)))) }
+	if text, code = hide(text), hide(code); !isCode(code) { // no code has an asterisk
+		code = "HTTP_" + strconv.Itoa(response.StatusCode)
+	}
+	visible := func(r rune) rune { // a log or a terminal must not interpret the others
+		if !unicode.IsGraphic(r) {
+			return ' '
+		}
+		return r
+	}
+	text = strings.Join(strings.Fields(strings.Map(visible, strings.ToValidUTF8(text, "\uFFFD"))), " ")
+	if len(text) > maxTextBytes {
+		text = strings.ToValidUTF8(text[:maxTextBytes], "") + "…"
+	}
+	return code, text
+}
+
+// isCode says whether a job's error can have this code.
+func isCode(code string) bool {
+	return code != "" && processor.Classify(processor.Permanent(code, nil)).Code == code
+}
+
+// textIn returns the first text in the JSON of an error: a string, or one in a field that usually
+// has it. The texts of a list are joined.
+func textIn(content any) string {
+	switch v := content.(type) {
+	case string:
+		return v
+	case []any:
+		var texts []string
+		for _, element := range v[:min(len(v), 5)] {
+			if text := textIn(element); text != "" {
+				texts = append(texts, text)
+			}
+		}
+		return strings.Join(texts, "; ")
+	case map[string]any:
+		for _, name := range []string{"detail", "message", "error_description", "error", "errors", "title", "reason"} {
+			if text := textIn(v[name]); strings.TrimSpace(text) != "" {
+				return text
+			}
+		}
+	}
+	return ""
+}
+
+// codeIn returns the field code of the JSON of an error, or of the error in its field error.
+func codeIn(content any) string {
+	object, _ := content.(map[string]any)
+	if code, ok := object["code"].(string); ok || object == nil {
+		return code
+	}
+	return codeIn(object["error"])
+}
+
+var secretName = regexp.MustCompile(`(?i)auth|cookie|token|secret|key|passw|session|signature`)
+
+// secretsOf returns a member that hides what is secret, by its name, in a request itself.
+func secretsOf(request *http.Request) *member {
+	m := &member{}
+	add := func(name string, values ...string) {
+		for _, value := range values {
+			if secretName.MatchString(name) && len(value) >= leastHidden {
+				m.hidden = append(m.hidden, hiddenTexts(value)...)
+			}
+		}
+	}
+	for name, values := range request.Header {
+		if !strings.HasPrefix(name, jobHeaders) && name != "Idempotency-Key" {
+			add(name, values...)
+		}
+	}
+	for name, values := range request.URL.Query() {
+		add(name, values...)
+	}
+	if password, ok := request.URL.User.Password(); ok {
+		plain := request.URL.User.Username() + ":" + password
+		add("password", password, base64.StdEncoding.EncodeToString([]byte(plain)))
+	}
+	return m
 }

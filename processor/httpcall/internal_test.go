@@ -35,7 +35,7 @@ func FuzzNewRequest(f *testing.F) {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, payload []byte) {
-		r, err := newRequest(processor.Job{Group: "g", Payload: json.RawMessage(payload)})
+		r, err := newRequest(processor.Job{Group: "g", Payload: json.RawMessage(payload)}, nil)
 		if err != nil {
 			return
 		}

@@ -2,6 +2,9 @@ package httpcall
 
 import (
 	"bytes"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,6 +17,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/net/idna"
 
@@ -33,17 +37,27 @@ var connectionHeaders = []string{
 	"Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade",
 }
 
-// newRequest makes the job's HTTP request. If no request can be made from the payload, the error
-// says why and contains no part of the payload.
-func newRequest(job processor.Job) (*http.Request, error) {
-	var payload struct {
-		URL     string            `json:"url"`
-		Method  string            `json:"method"`
-		Headers map[string]string `json:"headers"`
-		Body    json.RawMessage   `json:"body"`
-	}
-	if err := jsonscan.Decode("", job.Payload, &payload); err != nil {
-		return nil, err
+// jobHeaders begins the names of the headers that tell the handler which job calls it.
+const jobHeaders = "Bulkaction-"
+
+// payload is the payload of a job of type HTTP.
+type payload struct {
+	URL     string            `json:"url" yaml:"url"`
+	Method  string            `json:"method" yaml:"method"`
+	Headers map[string]string `json:"headers" yaml:"headers"`
+	Body    json.RawMessage   `json:"body" yaml:"-"`
+}
+
+// newRequest makes the job's HTTP request. A job of a type in types sends its payload there as the
+// body. If no request can be made from the payload, the error says why and contains no part of the
+// payload.
+func newRequest(job processor.Job, types map[string]payload) (*http.Request, error) {
+	payload, ok := types[job.Type]
+	if payload.Body = job.Payload; !ok {
+		payload.Body = nil
+		if err := jsonscan.Decode("", job.Payload, &payload); err != nil {
+			return nil, err
+		}
 	}
 	target, err := url.Parse(payload.URL)
 	if err != nil || (target.Scheme != "http" && target.Scheme != "https") || target.Hostname() == "" {
@@ -75,6 +89,14 @@ func newRequest(job processor.Job) (*http.Request, error) {
 		}
 		request.Header.Set(name, value)
 	}
+	for name, value := range map[string]string{
+		"Tenant": job.Tenant, "Group": job.Group, "Ordinal": strconv.FormatInt(job.Ordinal, 10), "Type": job.Type,
+		"Attempt": strconv.Itoa(job.Attempt), "Retries-Left": strconv.Itoa(job.RetriesLeft), "Key": url.PathEscape(job.Key),
+	} {
+		if value != "" {
+			request.Header.Set(jobHeaders+name, value)
+		}
+	}
 	return request, nil
 }
 
@@ -103,6 +125,8 @@ func checkHeader(name, value, host string) error {
 		return errors.New("headers has a value with a line break or another control character")
 	case canonical == "Host" && !strings.EqualFold(value, host):
 		return errors.New("headers has a Host that is not the one of url")
+	case strings.HasPrefix(canonical, jobHeaders):
+		return fmt.Errorf("headers has %s, which the worker sets", canonical)
 	case slices.Contains(connectionHeaders, canonical):
 		return fmt.Errorf("headers has %s, which belongs to the connection", canonical)
 	}
@@ -119,6 +143,33 @@ func isNoTokenChar(r rune) bool {
 }
 
 func isNoFieldChar(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }
+
+// webhookHeaders begins the names of the headers of a signature.
+const webhookHeaders = "Webhook-"
+
+// sign adds the headers of Standard Webhooks (https://www.standardwebhooks.com) to a request, with a
+// signature by each secret, so that the receiver can change its secret at any time.
+func sign(r *http.Request, id string, now time.Time, secrets [][]byte) {
+	if len(secrets) == 0 {
+		return
+	}
+	var body []byte
+	if r.GetBody != nil {
+		reader, _ := r.GetBody() // of bytes in memory, which can always be read
+		body, _ = io.ReadAll(reader)
+	}
+	timestamp := strconv.FormatInt(now.Unix(), 10)
+	signed := slices.Concat([]byte(id+"."+timestamp+"."), body)
+	signatures := make([]string, len(secrets))
+	for i, secret := range secrets {
+		mac := hmac.New(sha256.New, secret)
+		mac.Write(signed)
+		signatures[i] = "v1," + base64.StdEncoding.EncodeToString(mac.Sum(nil))
+	}
+	r.Header.Set(webhookHeaders+"Id", id)
+	r.Header.Set(webhookHeaders+"Timestamp", timestamp)
+	r.Header.Set(webhookHeaders+"Signature", strings.Join(signatures, " "))
+}
 
 // target is a host to which calls go, with or without a port. All spellings of one name and port
 // are the same target, so that a payload can't avoid a host's guard by another spelling. Two names

@@ -198,14 +198,16 @@ func TestStreamIsTriedAgain(t *testing.T) {
 			if (refused) return new Real(url);
 			refused = true;
 			const dead = {readyState: Real.CLOSED, addEventListener() {}, close() {}};
-			setTimeout(() => dead.onerror());
+			setTimeout(() => {
+				dead.onerror();
+				setTimeout(() => { minute = 61000; }, 500);
+			});
 			return dead;
 		};
 		window.EventSource.CLOSED = Real.CLOSED;
 		const now = Date.now;
 		let minute = 0;
-		Date.now = () => now() + minute;
-		setTimeout(() => { minute = 61000; }, 500);`)
+		Date.now = () => now() + minute;`)
 	ben.visit(r.shop + "/buy")
 	ben.seesPlace(1, 1)
 	streams, _ := ben.streamed()

@@ -149,6 +149,7 @@ var documents = map[string]document{
 	"docs/control.md":                  {want: []string{"Waits for         scheduled", "Waits for   paused", "WINDOW OF 1000 MS   USED   OF\ntenant"}},
 	"docs/redis-users.md":              {want: []string{"user worker", "user default"}},
 	"docs/flow-control.md":             {notRun: 1, want: []string{"Limit a second    50"}},
+	"docs/ingest-messages.md":          {},
 	"docs/csv.md":                      {want: []string{"done        2"}},
 	"docs/payloads.md":                 {want: []string{"cost        2"}},
 	"docs/security.md":                 {want: []string{"LAST USED", "Revoked key key_"}},

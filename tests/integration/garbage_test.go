@@ -224,7 +224,7 @@ func TestGarbageInEveryStream(t *testing.T) {
 	s.submit(client.Submission{ID: "first", Tenant: "acme", Type: "NOOP", Jobs: jobs(10, `{}`), Seal: true})
 	s.wait("first")
 	later := time.Now().Add(time.Hour)
-	s.submit(client.Submission{ID: "later", Tenant: "acme", Type: "NOOP", Jobs: []client.NewJob{{Payload: []byte("1"), RunAt: &later}}}) // creates acme's structures
+	s.submit(client.Submission{ID: "later", Tenant: "acme", Type: "NOOP", Jobs: []client.NewJob{{Payload: 1, RunAt: &later}}}) // creates acme's structures
 	pids := map[string]int{}
 	for _, role := range roles {
 		pids[role] = s.proc(role, 0).PID()

@@ -438,6 +438,7 @@ func TestDocumentedMetrics(t *testing.T) {
 	}
 	require.Equal(t, named(telemetry.NamePrefix, func(m metric.Meter) {
 		telemetry.NewFetcherMetrics(m)
+		telemetry.NewSubmissionMetrics(m)
 		telemetry.NewDispatcherMetrics(m)
 		telemetry.NewWorkerMetrics(m)
 		telemetry.NewWatcherMetrics(m)

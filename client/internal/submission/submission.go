@@ -6,9 +6,11 @@ import (
 	"bytes"
 	"crypto/rand"
 	"crypto/sha256"
+	"encoding"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"reflect"
 )
 
 // NewKey returns a random key for ID, different at each call.
@@ -36,11 +38,30 @@ func Encode(v any) ([]byte, error) {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
 }
 
-// EncodeAll encodes each job as JSON. The error names the first job that can't be encoded.
-func EncodeAll[J any](jobs []J) ([][]byte, error) {
+// EncodeJob encodes a job with this payload as JSON. It refuses a payload of bytes that are JSON:
+// package json writes bytes as text in base64, and no processor expects that in their place.
+func EncodeJob(job, payload any) ([]byte, error) {
+	v := reflect.ValueOf(payload)
+	if v.Kind() == reflect.Pointer {
+		v = v.Elem()
+	}
+	isBytes := v.Kind() == reflect.Slice && v.Type().Elem().Kind() == reflect.Uint8
+	switch payload.(type) {
+	case json.Marshaler, encoding.TextMarshaler: // such as json.RawMessage
+	default:
+		if isBytes && json.Valid(v.Bytes()) {
+			return nil, fmt.Errorf("payload: a %T of JSON would be sent as text in base64: make it a json.RawMessage", payload)
+		}
+	}
+	return Encode(job)
+}
+
+// EncodeAll encodes each job, which has the payload payloadOf(job), by EncodeJob. The error names the
+// first job that can't be encoded.
+func EncodeAll[J any](jobs []J, payloadOf func(J) any) ([][]byte, error) {
 	all := make([][]byte, len(jobs))
 	for i, j := range jobs {
-		b, err := Encode(j)
+		b, err := EncodeJob(j, payloadOf(j))
 		if err != nil {
 			return nil, fmt.Errorf("encode job %d: %w", i, err)
 		}

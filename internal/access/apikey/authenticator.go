@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"sync"
 	"time"
@@ -37,6 +38,7 @@ const (
 var (
 	// ErrInvalid means that the token is not that of a valid key. The API answers 401.
 	ErrInvalid = errors.New("the API key is not valid")
+	errUnknown = fmt.Errorf("%w", ErrInvalid) // no key in Redis has this hash
 	// ErrUnavailable means that it is not known whether the key is valid, because the keys can't be
 	// read from Redis, as while it is away. The API answers 503.
 	ErrUnavailable = errors.New("API keys can't be checked now, because Redis is not available: try again")
@@ -103,26 +105,53 @@ func New(o Options) *Authenticator {
 // auth.Proxies.ClientOf. The error is ErrInvalid, ErrUnavailable or a *TooManyFailuresError.
 //
 // An unknown token of the right form makes the process read all keys, at most once a second,
-// because its key may be new. So a new key works within a second or so, and any number of wrong
-// tokens causes at most one read a second.
+// because its key may be new. In between, the token's record alone is read, as often as the limits
+// of failed authentications allow. So a new key works at once, and any number of wrong tokens causes
+// at most one read of all keys a second, and a bounded number of reads of one.
 func (a *Authenticator) Authenticate(ctx context.Context, token string, client netip.Addr) (auth.Principal, error) {
 	role, err := auth.ParseToken(token)
 	if err != nil {
 		return auth.Principal{}, a.failures.failed(client, a.now(), fmt.Errorf("%w: %w", ErrInvalid, err))
 	}
+	began := a.now()
 	p, err := a.find(ctx, token)
+	counted := false
+	if errors.Is(err, errUnknown) && a.current().readAt.Before(began) { // the key may be newer than the copy
+		if err = a.failures.failed(client, a.now(), err); errors.Is(err, errUnknown) {
+			counted = true
+			p, err = a.findNew(ctx, token, err)
+		}
+	}
 	if err == nil && p.Role != role {
 		// The token names its role, and so does the record in Redis. They differ if another program
 		// has changed the role in the record: the hash of a token does not protect its record.
 		err = fmt.Errorf("%w: it is a key of another role", ErrInvalid)
 	}
 	switch {
-	case errors.Is(err, ErrInvalid):
+	case errors.Is(err, ErrInvalid) && !counted:
 		return auth.Principal{}, a.failures.failed(client, a.now(), err)
 	case err != nil:
 		return auth.Principal{}, err
 	}
 	return p, nil
+}
+
+// findNew reads the record of a token's key from Redis. If there is one, it adds the key to the copy;
+// otherwise it returns unknown.
+func (a *Authenticator) findNew(ctx context.Context, token string, unknown error) (auth.Principal, error) {
+	hash := a.store.hasher.Hash(token)
+	r, err := a.store.lookUp(ctx, hash)
+	switch {
+	case call.IsUnavailable(err):
+		return auth.Principal{}, ErrUnavailable
+	case err != nil: // logged by the next read of all keys, if the record is unusable
+		return auth.Principal{}, unknown
+	}
+	a.mu.Lock()
+	a.copy.keys, a.copy.hashes = maps.Clone(a.copy.keys), maps.Clone(a.copy.hashes)
+	a.copy.keys[hash], a.copy.hashes[r.ID] = r, hash
+	a.mu.Unlock()
+	return a.find(ctx, token)
 }
 
 // find returns the principal of a token of the right form.
@@ -227,7 +256,7 @@ func (c copied) find(hash auth.Hash, now time.Time) (stored, error) {
 	case !c.usable(now) || !known && c.err != nil:
 		return stored{}, ErrUnavailable
 	case !known:
-		return stored{}, ErrInvalid
+		return stored{}, errUnknown
 	case r.err != nil:
 		return stored{}, fmt.Errorf("%w: the server can't read its record", ErrInvalid)
 	case r.Expired(now):

@@ -293,6 +293,20 @@ func (s *Store) markUsed(ctx context.Context, hash auth.Hash, r stored, today st
 	return nil
 }
 
+// lookUp reads the record of the key with a hash. It returns ErrNoKey if there is none, and an error
+// for an unusable record.
+func (s *Store) lookUp(ctx context.Context, hash auth.Hash) (stored, error) {
+	text, err := s.c.HGet(ctx, s.key, string(hash)).Result()
+	if errors.Is(err, redis.Nil) {
+		return stored{}, ErrNoKey
+	}
+	if err != nil {
+		return stored{}, fmt.Errorf("read an API key: %w", err)
+	}
+	r, err := decode(hash, text)
+	return stored{text: text, Record: r}, err
+}
+
 // find returns the key with an id, even if its record is unusable.
 func (s *Store) find(ctx context.Context, id string) (auth.Hash, stored, error) {
 	all, err := s.read(ctx, nil)

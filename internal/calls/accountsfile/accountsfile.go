@@ -204,6 +204,11 @@ func (c *Checker) Secret(field, name string) []byte {
 	return content
 }
 
+// Entry returns a Checker for the entry with index i in the list with this name.
+func (r *Reader) Entry(list string, i int) *Checker {
+	return &Checker{r: r, where: fmt.Sprintf("%s entry %d", list, i+1)}
+}
+
 var accountID = regexp.MustCompile(`^[A-Za-z0-9._-]{1,128}$`)
 
 // Account checks the fields that every account has, of the entry with index i in its list. kind is

@@ -9,11 +9,14 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/http"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -161,11 +164,16 @@ func contains(networks []netip.Prefix, ip netip.Addr) bool {
 // time.Duration.
 const maxRetryAfter = 24 * time.Hour
 
-// RetryAfter parses a Retry-After header: seconds, or a date (RFC 9110, 10.2.3). after is at most
-// 24 hours. given is false if the header is absent or malformed.
+var seconds = regexp.MustCompile(`^[0-9]+(\.[0-9]+)?$`)
+
+// RetryAfter parses a Retry-After header: seconds, or a date (RFC 9110, 10.2.3). Fractions of a
+// second, which some APIs send, are rounded up to milliseconds. after is at most 24 hours. given is
+// false if the header is absent or malformed.
 func RetryAfter(header string, now time.Time) (after time.Duration, given bool) {
-	if seconds, err := strconv.ParseUint(header, 10, 64); err == nil {
-		return time.Duration(min(seconds, uint64(maxRetryAfter/time.Second))) * time.Second, true
+	header = strings.TrimSpace(header)
+	if seconds.MatchString(header) {
+		n, _ := strconv.ParseFloat(header, 64) // +Inf if it is too large
+		return time.Duration(math.Ceil(min(n, maxRetryAfter.Seconds())*1000)) * time.Millisecond, true
 	}
 	if date, err := http.ParseTime(header); err == nil {
 		return min(max(date.Sub(now), 0), maxRetryAfter), true

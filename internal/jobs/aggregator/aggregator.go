@@ -206,35 +206,20 @@ func (p *partitionReducer) readEntries(ctx context.Context) (entries []stream.En
 }
 
 // claimEntries takes over up to minRead entries that an aggregator (perhaps this one) has read but
-// not acknowledged for a lease, or that no consumer owns; entries that were left for other
-// aggregators only after leftLeases. If another aggregator is still alive and reduces them as well,
-// the job states in Redis let each result count once. The next call continues where this one ended.
+// not acknowledged for a lease, or that no consumer owns. If another aggregator is still alive and
+// reduces them as well, the job states in Redis let each result count once. The next call continues
+// where this one ended.
 func (p *partitionReducer) claimEntries(ctx context.Context) ([]stream.Entry, error) {
-	key := p.partition.ResultStream()
-	if p.claimStart == stream.FirstID {
-		if err := p.reader.Recover(ctx, key, p.cfg.Lease, p.Tel.Log); err != nil {
-			return nil, err
-		}
-	}
-	pending, err := p.reader.Pending(ctx, key, "", p.cfg.Lease, p.claimStart, minRead)
+	entries, err := p.reader.ClaimNext(
+		ctx, p.partition.ResultStream(), p.cfg.Lease, &p.claimStart, minRead, p.Tel.Log)
 	if err != nil {
 		return nil, err
 	}
-	var ids []string
-	for _, e := range pending {
-		if !strings.HasPrefix(e.Consumer, leftFor) || e.Idle > leftLeases*p.cfg.Lease {
-			ids = append(ids, e.ID)
-		}
-	}
-	if p.claimStart = stream.FirstID; len(pending) == minRead {
-		p.claimStart = pending[minRead-1].ID
-	}
-	entries, err := p.reader.ClaimIDs(ctx, key, p.cfg.Lease, ids)
-	if err == nil && len(entries) > 0 {
-		p.Tel.Log.Warn("claimed results of a lost aggregator",
+	if len(entries) > 0 {
+		p.Tel.Log.Warn("claimed results that no aggregator had reduced for a lease",
 			"partition", p.partition.Index(), "entries", len(entries))
 	}
-	return entries, err
+	return entries, nil
 }
 
 const (
@@ -244,9 +229,6 @@ const (
 	leftFor = "reducers:"
 	// takeEvery is the time between two searches for left entries.
 	takeEvery = time.Second
-	// leftLeases is after how many leases an aggregator looks at a left entry again although it lacks
-	// the reducer: the group may have been deleted.
-	leftLeases = 20
 )
 
 // leave gives the entries of a batch to a consumer without a process, from which an aggregator that
@@ -282,15 +264,7 @@ func (p *partitionReducer) takeLeft(ctx context.Context) ([]stream.Entry, error)
 		}) {
 			continue
 		}
-		pending, err := p.reader.Pending(ctx, key, c.Name, 0, stream.FirstID, minRead)
-		if err != nil {
-			return nil, err
-		}
-		ids := make([]string, len(pending))
-		for i, e := range pending {
-			ids[i] = e.ID
-		}
-		entries, err := p.reader.ClaimIDs(ctx, key, 0, ids)
+		entries, err := p.reader.TakeFrom(ctx, key, c.Name, minRead)
 		if err != nil || len(entries) > 0 {
 			return entries, err
 		}
@@ -606,14 +580,17 @@ func decodeLine(line []byte) (reducer.Result, bool) {
 	return reducer.Result{Ordinal: *r.Ordinal, Attempts: r.Attempts, DurationMS: r.DurationMS, Data: r.Data}, true
 }
 
-// scanLine reads a result of exactly the form {"ordinal":N,"duration_ms":F,"attempts":N,"data":…}.
-// For any other form it returns false; decodeLine may still accept the line. BenchmarkParseEntries
+// scanLine reads a result of exactly the form {"ordinal":N,"duration_ms":F,"attempts":N,
+// "started_ms":N,"worker":S,"data":…}, with or without the fourth and fifth field. For any other form it returns false; decodeLine may still accept the line. BenchmarkParseEntries
 // measures it, and FuzzScanLine compares it with encoding/json.
 func scanLine(line []byte) (r reducer.Result, ok bool) {
 	const maxDepth = 100 // of arrays and objects in the data
 	ordinal, i := numberAfter(line, 0, `{"ordinal":`)
 	duration, i := numberAfter(line, i, `,"duration_ms":`)
 	attempts, i := numberAfter(line, i, `,"attempts":`)
+	if _, next := numberAfter(line, i, `,"started_ms":`); next >= 0 {
+		i = jsonscan.Value(line, jsonscan.Literal(line, next, `,"worker":`), 1)
+	}
 	start := jsonscan.Literal(line, i, `,"data":`)
 	end := jsonscan.Value(line, start, maxDepth)
 	if end < 0 || string(line[end:]) != "}" {

@@ -149,7 +149,9 @@ func (p *partitionDispatcher) promote(ctx context.Context) (time.Duration, error
 		return 0, err
 	}
 	p.moved.Add(int64(r.Moved))
-	p.skipped.Add(int64(r.Skipped))
+	if skipped(r) {
+		p.skipped.Add(1)
+	}
 	p.cycles.Add(1)
 	if p.cfg.OnPermits != nil {
 		p.cfg.OnPermits(r.AtUS, p.partition.Index(), r.Permits)
@@ -361,11 +363,14 @@ func serverUptime(info string) (time.Duration, bool) {
 	return 0, false
 }
 
+// skipped says whether a cycle promoted nothing because ready streams were full.
+func skipped(r ledger.PromoteReply) bool { return r.Moved == 0 && r.Skipped > 0 }
+
 // recordPromoted adds the reply of one call of the script promote to the metrics. It records a span
 // for each sampled job that was promoted, and a span of the batch that links to these. took is the
 // duration of the call.
 func (p *partitionDispatcher) recordPromoted(ctx context.Context, r ledger.PromoteReply, took time.Duration) {
-	p.metrics.Cycle(r.Moved, r.Skipped, took)
+	p.metrics.Cycle(r.Moved, skipped(r), took)
 	for _, a := range r.Permits {
 		p.metrics.Allowed(a.Tenant, int(a.N))
 	}

@@ -232,7 +232,7 @@ func TestJobThatLosesTooManyWorkersFails(t *testing.T) {
 	w.Await("the failed job to be counted", func() bool { return d.Status().Counts["worker_lost"] == 1 })
 	answer := httptest.NewRecorder()
 	tel.MetricsHandler().ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/metrics", nil))
-	require.Contains(t, answer.Body.String(), "bulk_action_worker_dead_letter_total 1\n")
+	require.Contains(t, answer.Body.String(), `bulk_action_worker_dead_letter_total{reason="worker_lost"} 1`)
 }
 
 // TestNothingIsReclaimedForALeaseAfterAnOutage: Redis is away for longer than a lease. The worker

@@ -64,7 +64,7 @@ type Fetcher struct {
 
 	running atomic.Bool
 	// Counts since the start of the process.
-	fetched, admittedReady, admittedNonReady, rejected, emptyPolls atomic.Int64
+	fetched, admittedReady, admittedNonReady, emptyPolls atomic.Int64
 }
 
 // New returns the fetcher of a process. It starts no goroutine.
@@ -104,7 +104,7 @@ func (f *Fetcher) Status() api.StageStatus {
 		ID: f.ID, Role: "fetcher", Running: f.running.Load(), SeenAt: time.Now(),
 		Counts: map[string]int64{
 			"total_fetched": f.fetched.Load(), "admitted_ready": f.admittedReady.Load(),
-			"admitted_non_ready": f.admittedNonReady.Load(), "total_rejected": f.rejected.Load(),
+			"admitted_non_ready": f.admittedNonReady.Load(), "total_rejected": 0, // it takes no job that it has to turn away (ADR 49)
 			"empty_polls": f.emptyPolls.Load(),
 		},
 	}
@@ -268,10 +268,6 @@ func (p *partitionFetcher) recordAdmitted(ctx context.Context, typ string, r led
 	p.admittedReady.Add(int64(r.Moved))
 	p.admittedNonReady.Add(int64(r.NonReady))
 	p.metrics.Fetched(r.Moved, r.NonReady)
-	if r.State == ledger.AdmitFull {
-		p.rejected.Add(1)
-		p.metrics.Rejected()
-	}
 	if p.cfg.OnPermits != nil {
 		p.cfg.OnPermits(r.AtUS, p.partition.Index(), typ, r.Permits)
 	}

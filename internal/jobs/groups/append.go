@@ -21,7 +21,8 @@ import (
 // are taken, it adds the others and returns an *api.KeysTakenError; so does the repeated call.
 // While too many jobs wait, or Redis's memory is full, Append returns an *api.BackpressureError,
 // for a repeated call too.
-func (s *Store) Append(ctx context.Context, group string, jobs []messages.Job, request string, o Origin) error {
+func (s *Store) Append(ctx context.Context, group string, jobs []messages.Job, request string, o Origin) (err error) {
+	defer func() { s.countRejected(err, len(jobs), o) }()
 	a := &pendingAppend{
 		group:         group,
 		jobs:          jobs,

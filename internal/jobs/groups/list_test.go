@@ -397,7 +397,7 @@ func TestStats(t *testing.T) {
 	require.EqualValues(t, 8, st.Groups)
 	require.EqualValues(t, 8, st.ActiveTenants)
 	require.Equal(t, []api.TypeStats{
-		{Type: "A", Backlog: 8, Ready: 8, Totals: api.JobTotals{Accepted: 8}}, {Type: "B", Backlog: 8, Waiting: 8, Totals: api.JobTotals{Accepted: 8}},
+		{Type: "A", Backlog: 8, Runnable: 8, Ready: 8, Totals: api.JobTotals{Accepted: 8}}, {Type: "B", Backlog: 8, Runnable: 8, Waiting: 8, Totals: api.JobTotals{Accepted: 8}},
 	}, st.Types)
 	require.Equal(t, api.JobTotals{Accepted: 16}, st.Totals)
 	require.Equal(t, api.RateLimit{Limiter: "fixed", Share: "static", RPS: 100, WindowMS: 1000}, st.RateLimit)

@@ -24,7 +24,7 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// withoutData returns a result line with null as its data. Of a damaged line nothing else is left.
+// withoutData returns a result line with null as its data and without its last error. Of a damaged line nothing else is left.
 func withoutData(result []byte) []byte {
 	var r map[string]json.RawMessage
 	_ = json.Unmarshal(result, &r) // of a damaged result, nothing is shown
@@ -32,6 +32,7 @@ func withoutData(result []byte) []byte {
 		r = map[string]json.RawMessage{}
 	}
 	r["data"] = json.RawMessage("null")
+	delete(r, "last_error")
 	out, err := json.Marshal(r)
 	if err != nil {
 		return []byte("{}")

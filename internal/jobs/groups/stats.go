@@ -138,6 +138,9 @@ func (s *Store) readPartition(ctx context.Context, p keyspace.Partition) (part p
 	if part.paused, err = ledger.PausedTypes(ctx, s.conn.Cmd, p, part.Types); err != nil {
 		return part, err
 	}
+	if err = ledger.SetRunnable(ctx, s.conn.Cmd, p, part.loads, part.paused); err != nil {
+		return part, err
+	}
 	if part.used, err = ledger.PermitsUsed(ctx, s.conn.Cmd, p, s.partitionLimit(p)); err != nil {
 		return part, fmt.Errorf("read permits: %w", err)
 	}
@@ -147,6 +150,7 @@ func (s *Store) readPartition(ctx context.Context, p keyspace.Partition) (part p
 // addStats adds the figures of a type in one partition to the sums of this type.
 func addStats(sum *api.TypeStats, t api.TypeStats) {
 	sum.Backlog += t.Backlog
+	sum.Runnable += t.Runnable
 	sum.Waiting += t.Waiting
 	sum.NonReady += t.NonReady
 	sum.Ready += t.Ready

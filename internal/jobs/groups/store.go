@@ -36,6 +36,8 @@ type Config struct {
 	KeepIdempotencyKeys  time.Duration
 	Rate                 ledger.Rate
 	Limiter, LimiterMode string // names of the limiter and of the share mode, for views only
+	RequireTenant        bool   // refuses a group that names no tenant
+	FairPolicy           bool   // FAIR_QUEUE_POLICY=fair, under which groups have no base priority
 
 	WaitReplicas int           // how many replicas must confirm a write; 0: none
 	WaitTimeout  time.Duration // the longest wait for the replicas
@@ -51,6 +53,7 @@ type Store struct {
 	appender redis.Cmdable // for submissions, appends and the tenants of groups
 
 	backpressure *backpressure.Controller
+	metrics      *telemetry.SubmissionMetrics
 	served       *presence.Served // the types that workers serve
 	groupLocks   keyedMutex
 	// owners has the tenants of groups that were asked for recently, because a group often gets many
@@ -77,6 +80,7 @@ func New(
 	return &Store{
 		cfg: cfg, conn: conn, space: space, tel: tel, reducers: reducers, appender: appender,
 		backpressure: backpressure.New(limits, conn, space),
+		metrics:      telemetry.NewSubmissionMetrics(tel.Meter),
 		served:       presence.NewServed(conn, space),
 		// A second is short because groups are deleted, and another tenant may then use the id.
 		owners:    redisx.NewCache[string, string](time.Second, 10_000),
@@ -119,6 +123,15 @@ func (s *Store) locateGroup(ctx context.Context, group string) (keyspace.Partiti
 		return keyspace.Partition{}, "", ledger.UnknownGroup(group)
 	}
 	return s.space.OfTenant(tenant), tenant, nil
+}
+
+// countRejected counts a request with n jobs if backpressure has refused it. A message of a stream is
+// not turned away: it stays there and is delivered again.
+func (s *Store) countRejected(err error, n int, o Origin) {
+	var full *api.BackpressureError
+	if !o.Published && errors.As(err, &full) {
+		s.metrics.Rejected(n)
+	}
 }
 
 // apiError converts Redis's errors "out of memory" and "does not answer", and an exceeded deadline,

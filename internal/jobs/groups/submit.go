@@ -39,12 +39,17 @@ type Origin struct {
 // to the group of the first request with the key, and an empty g.Tenant to g.ID. Errors are those
 // of package api, or a *messages.ValidationError. If the principal is of one tenant, the group
 // belongs to this tenant.
-func (s *Store) Submit(ctx context.Context, g *messages.SubmitGroup, o Origin) (api.Accepted, error) {
+func (s *Store) Submit(ctx context.Context, g *messages.SubmitGroup, o Origin) (_ api.Accepted, err error) {
+	defer func() { s.countRejected(err, len(g.Jobs), o) }()
 	who, tenant, err := callFor(ctx, g.Tenant)
 	if err != nil {
 		return api.Accepted{}, err
 	}
-	g.Tenant = tenant
+	if g.Tenant = tenant; tenant == "" && s.cfg.RequireTenant {
+		return api.Accepted{}, &messages.ValidationError{Fields: []messages.FieldError{{
+			Field: "tenant", Problem: "is missing: name the customer, because this installation has BULKACTION_REQUIRE_TENANT",
+		}}}
+	}
 	if err := s.backpressure.Check(ctx, len(g.Jobs)); err != nil {
 		return api.Accepted{}, apiError(err)
 	}
@@ -68,6 +73,7 @@ func (s *Store) Submit(ctx context.Context, g *messages.SubmitGroup, o Origin) (
 	if g.Tenant == "" {
 		g.Tenant = g.ID
 	}
+	var now api.Status // of the group, before this call has added jobs
 	p := s.space.OfTenant(g.Tenant)
 	pieces := s.splitPieces(ctx, g.Tenant, g.ID, g.Jobs, ledger.SubmissionPrefix, o)
 	if n := len(pieces); n > 0 {
@@ -81,7 +87,7 @@ func (s *Store) Submit(ctx context.Context, g *messages.SubmitGroup, o Origin) (
 	var skipped []int
 	err = retryLost(ctx, func(ctx context.Context) error {
 		var err error
-		skipped, err = s.storeSubmission(ctx, p, create, pieces, endsWithoutJobs(g))
+		now, skipped, err = s.storeSubmission(ctx, p, create, pieces, endsWithoutJobs(g))
 		// The group was created just now, so a failover has lost it.
 		if errors.Is(err, ledger.ErrGap) || errors.Is(err, api.ErrNotFound) {
 			return writeLost(p)
@@ -98,7 +104,10 @@ func (s *Store) Submit(ctx context.Context, g *messages.SubmitGroup, o Origin) (
 		ID: g.ID, Status: api.StatusCreated, Counts: newCounts(g, skipped, accepted), Tenant: g.Tenant,
 	}
 	if !o.Published { // nobody reads the answer to a message
-		a.Warnings = s.warnings(ctx, g)
+		a.Warnings = s.warnings(ctx, g, now)
+		if tenant == "" && !now.Ended() {
+			a.Warnings = append(a.Warnings, "The group names no tenant, so it is its own tenant: no customer's limit applies to it.")
+		}
 		if len(skipped) > 0 { // another request has added them since the group was created
 			a.Warnings = append(a.Warnings, (&api.KeysTakenError{Jobs: skipped}).Error())
 		}
@@ -133,10 +142,19 @@ func newCounts(g *messages.SubmitGroup, skipped []int, at time.Time) (c api.Coun
 const maxWarnedTypes = 10
 
 // warnings returns texts about what would keep an accepted group from ending, such as a type
-// without workers. There is no warning that a group without jobs is not sealed: it gets its jobs
-// later.
-func (s *Store) warnings(ctx context.Context, g *messages.SubmitGroup) []string {
+// without workers, and about settings that have no effect. There is no warning that a group without
+// jobs is not sealed: it gets its jobs later. now is the status that the group had before this
+// call: of one that has ended, only that is said.
+func (s *Store) warnings(ctx context.Context, g *messages.SubmitGroup, now api.Status) []string {
 	var out []string
+	if now.Ended() {
+		return []string{fmt.Sprintf("The group was submitted before and is %s now: no job of it starts because of "+
+			"this request, and the answer repeats the first one. To run the jobs again, submit them with another "+
+			"group id and Idempotency-Key.", now)}
+	}
+	if g.BasePriority != 0 && s.cfg.FairPolicy {
+		out = append(out, "base_priority has no effect with BULKACTION_FAIR_QUEUE_POLICY=fair: use priority (high, normal, low).")
+	}
 	if !g.Seal && g.Total == nil && len(g.Jobs) > 0 {
 		out = append(out, fmt.Sprintf("The group is not sealed, so it does not end: "+
 			"when it has all its jobs, seal it with POST /v1/groups/%[1]s/seal or `bulkaction seal %[1]s`.", g.ID))
@@ -200,26 +218,30 @@ func endsWithoutJobs(g *messages.SubmitGroup) bool {
 	return len(g.Jobs) == 0 && (g.Seal || g.Total != nil && *g.Total == 0)
 }
 
+// storeSubmission creates the group and adds its jobs. now is the status that the group had after
+// it was created, by this or an earlier call.
 func (s *Store) storeSubmission(
 	ctx context.Context, p keyspace.Partition, g ledger.CreateArgs, pieces []ledger.AppendArgs, seal bool,
-) (skipped []int, err error) {
+) (now api.Status, skipped []int, err error) {
 	err = retryUnavailable(ctx, func(ctx context.Context) error {
 		if err := s.registerOwner(ctx, g.Group, g.Tenant); err != nil {
 			return err
 		}
-		_, err := ledger.Create(ctx, s.appender, p, g)
+		var err error
+		now, err = ledger.Create(ctx, s.appender, p, g)
 		return err
 	})
 	if err != nil {
-		return nil, err
+		return now, nil, err
 	}
 	if seal {
-		return nil, retryUnavailable(ctx, func(ctx context.Context) error {
+		return now, nil, retryUnavailable(ctx, func(ctx context.Context) error {
 			_, err := ledger.Seal(ctx, s.conn.Cmd, p, g.Group, nil)
 			return err
 		})
 	}
-	return s.storePieces(ctx, p, pieces)
+	skipped, err = s.storePieces(ctx, p, pieces)
+	return now, skipped, err
 }
 
 // registerOwner stores that a group id belongs to a tenant. It returns api.ErrConflict when the id

@@ -1,8 +1,10 @@
 package groups
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"math"
@@ -16,6 +18,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/stage/presence"
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
@@ -270,7 +273,12 @@ func (s *Store) Job(ctx context.Context, group string, ordinal int64) (api.Job, 
 		j.Errors = append(j.Errors, errorView(&status.Errors[i]))
 	}
 	hideErrors(ctx, &j)
-	if !mayWait[j.State] {
+	switch {
+	case j.State == "done":
+		return j, apiError(s.addResult(ctx, p, &j))
+	case j.State == "in_flight":
+		return j, apiError(s.addRun(ctx, &j))
+	case !mayWait[j.State]:
 		return j, nil
 	}
 	letter, w, err := s.explainJob(ctx, p, group, ordinal, status.LastError())
@@ -283,6 +291,56 @@ func (s *Store) Job(ctx context.Context, group string, ordinal int64) (api.Job, 
 		j.Waiting, j.Until, j.Why, j.Key = w.Reason, w.Until, &w, w.Key
 	}
 	return j, nil
+}
+
+// maxResultBytes bounds how much of a group's results is read to find that of one job.
+const maxResultBytes = 10 << 20
+
+// addResult adds to the view of a done job what its result line has.
+func (s *Store) addResult(ctx context.Context, p keyspace.Partition, j *api.Job) error {
+	line, all, err := ledger.FindResult(ctx, s.conn.Cmd, p, j.Group, j.Ordinal, maxResultBytes)
+	if err != nil {
+		return err
+	}
+	var r api.Result
+	switch {
+	case line != nil && json.Unmarshal(line, &r) == nil:
+	case all:
+		j.ResultHint = "Its result is not reduced yet, or was deleted when its retention ended."
+		return nil
+	default:
+		j.ResultHint = fmt.Sprintf("Its result is not in the %d MiB of results that were searched: look for its "+
+			"ordinal in GET /v1/groups/%[2]s/results or `bulkaction results %[2]s`.", maxResultBytes>>20, j.Group)
+		return nil
+	}
+	seconds := r.DurationMS / 1000
+	j.Key, j.Attempts, j.RunSeconds, j.Worker = cmp.Or(j.Key, r.Key), max(j.Attempts, r.Attempts), &seconds, r.Worker
+	if r.StartedMS > 0 {
+		at := time.UnixMilli(r.StartedMS).UTC()
+		j.StartedAt = &at
+	}
+	if auth.SeesPayloads(ctx) {
+		if j.Result = r.Data; r.LastError != nil {
+			j.LastError, j.Errors = r.LastError, []api.JobError{*r.LastError}
+		}
+	}
+	return nil
+}
+
+// addRun adds to the view of a running job since when and where it runs, if its worker reports it.
+func (s *Store) addRun(ctx context.Context, j *api.Job) error {
+	workers, err := presence.Workers(ctx, s.conn, s.space)
+	if err != nil {
+		return err
+	}
+	for _, w := range workers {
+		if at, runs := w.RunningSince[j.ID]; runs {
+			// The worker's clock has set both times.
+			seconds := max(0, round(w.SeenAt.Sub(at).Seconds(), 10))
+			j.StartedAt, j.RunSeconds, j.Worker = &at, &seconds, w.ID
+		}
+	}
+	return nil
 }
 
 // Jobs returns a page of a group's jobs. The cursor is the ordinal at which the next page begins. A

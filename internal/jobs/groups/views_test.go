@@ -393,6 +393,7 @@ func TestWarningsOfASubmission(t *testing.T) {
 	t.Parallel()
 	total := int64(5)
 	payload := []byte("{}")
+	const ownTenant = "The group names no tenant, so it is its own tenant: no customer's limit applies to it."
 	const unsealed = "The group is not sealed, so it does not end: " +
 		"when it has all its jobs, seal it with POST /v1/groups/g/seal or `bulkaction seal g`."
 	for name, c := range map[string]struct {
@@ -424,7 +425,7 @@ func TestWarningsOfASubmission(t *testing.T) {
 				WorkerStatus: api.WorkerStatus{ID: "w", Types: []string{"T", "U"}}}))
 			a, err := w.Store.Submit(stagetest.Trusted(t), &c.g, groups.Origin{})
 			require.NoError(t, err)
-			require.Equal(t, c.want, a.Warnings)
+			require.Equal(t, append(c.want, ownTenant), a.Warnings)
 			require.Equal(t, "g", a.Tenant, "a group without a tenant is its own tenant")
 		})
 	}

@@ -92,11 +92,15 @@ func (j *waitingJob) id() string {
 func (j *waitingJob) explain(ctx context.Context) (api.Why, error) {
 	if j.Ordinal < 0 {
 		if detail := j.noneToStart(); detail != "" {
+			w := api.Why{Detail: detail}
 			if j.Status == api.StatusAggregating {
 				missing, err := j.missingReducers(ctx)
-				return api.Why{Detail: cmp.Or(missing, detail)}, err
+				if err != nil {
+					return w, err
+				}
+				w.Detail = cmp.Or(missing, detail)
 			}
-			return api.Why{Detail: detail}, nil
+			return w, j.missingRole(ctx, &w)
 		}
 	}
 	if err := j.find(ctx); err != nil {
@@ -118,7 +122,7 @@ func (j *waitingJob) explain(ctx context.Context) (api.Why, error) {
 		return w, nil
 	}
 	for _, check := range []func(context.Context, *api.Why) error{
-		j.paused, j.scheduled, j.unserved, j.nonReady, j.rateLimited, j.behindOthers,
+		j.paused, j.scheduled, j.unserved, j.missingRole, j.rateLimited, j.behindOthers,
 	} {
 		if err := check(ctx, &w); err != nil || w.Reason != "" {
 			return w, err
@@ -450,6 +454,80 @@ func (j *waitingJob) unserved(ctx context.Context, w *api.Why) error {
 	return nil
 }
 
+// missingRole sets the reason WhyMissingRole when no process is alive of the role that moves the job
+// next, or without a job the group. A ready job needs only a worker. It calls nonReady: the reason of
+// a job that is not due yet stays, with the missing role in the details.
+func (j *waitingJob) missingRole(ctx context.Context, w *api.Why) error {
+	var needs []string
+	switch {
+	case w.Job == "" && (j.Status.Ended() || j.InFlight > 0 && j.Status != api.StatusAggregating):
+	case w.Job == "":
+		needs = []string{"aggregator", "watcher"}
+	case j.State == ledger.NonReady:
+		if err := j.nonReady(ctx, w); err != nil {
+			return err
+		}
+		needs = []string{"dispatcher"}
+	case !j.HeldUntil.IsZero(): // its group is due
+		needs = []string{"dispatcher"}
+	case j.State == ledger.Waiting:
+		needs = []string{"fetcher"}
+	}
+	if len(needs) == 0 {
+		return nil
+	}
+	absent, away, err := presence.Absent(ctx, j.s.conn, j.s.space, needs...)
+	if err != nil || len(absent) == 0 {
+		return err
+	}
+	if w.Until == nil {
+		w.Reason = api.WhyMissingRole
+	}
+	missing := make([]string, len(absent))
+	for i, role := range absent {
+		missing[i] = "No " + role + " is alive: start one."
+		if away[i] > 0 {
+			missing[i] = "No " + role + " has been alive for " + formatSpan(away[i]) + ": start one."
+		}
+	}
+	w.Detail = strings.TrimSuffix(strings.ReplaceAll(w.Detail, "Otherwise it is about to end.", ""), " ")
+	w.Detail = strings.TrimSpace(w.Detail + " " + strings.Join(missing, " "))
+	return nil
+}
+
+// formatSpan writes a time span for a person, such as 9 s or 2h5m0s.
+func formatSpan(d time.Duration) string {
+	if d < 100*time.Second {
+		return strconv.FormatFloat(round(d.Seconds(), 1), 'f', -1, 64) + " s"
+	}
+	return d.Round(time.Second).String()
+}
+
+// atCapacity sets the reason WhyCapacity for a job that would start now if one of the slots of the
+// workers that serve its type were free. before says how many jobs come before it.
+func (j *waitingJob) atCapacity(w *api.Why, before string) {
+	slots, active, runTime, weight := 0, 0, 0.0, 0.0
+	for _, r := range j.workers {
+		slots, active = slots+r.WorkerStatus.Workers, active+min(r.Active, r.WorkerStatus.Workers)
+		if ms := r.RunMS[j.Type]; ms > 0 {
+			runTime, weight = runTime+ms*float64(r.WorkerStatus.Workers), weight+float64(r.WorkerStatus.Workers)
+		}
+	}
+	if slots == 0 || active < slots {
+		return
+	}
+	if w.Position != nil && w.EstimateSeconds == nil && weight > 0 {
+		seconds := round(float64(*w.Position+1)*runTime/weight/1000/float64(slots), 10)
+		w.EstimateSeconds = &seconds
+	}
+	w.Reason = api.WhyCapacity
+	w.Detail = fmt.Sprintf("%d of %d slots of %s are busy%s", active, slots, j.Type, before)
+	if w.EstimateSeconds != nil {
+		w.Detail += "; about " + formatSpan(time.Duration(*w.EstimateSeconds*float64(time.Second)))
+	}
+	w.Detail += "."
+}
+
 // unpermitted sets the reason WhyResource if j is a ready job of a gated type and no worker process
 // can get a permission now. It sets w.Until to the time at which the first process may get one.
 func unpermitted(j *waitingJob, w *api.Why) {
@@ -531,8 +609,8 @@ func (j *waitingJob) overdue(ctx context.Context, w *api.Why) (string, error) {
 	return detail, nil
 }
 
-// behindOthers sets the reason WhyFairness when no other reason applies: the job waits for its
-// turn, or no worker owns the entry of the ready job.
+// behindOthers sets the reason WhyCapacity or WhyFairness when no other reason applies: the job
+// waits for its turn, or no worker owns the entry of the ready job.
 func (j *waitingJob) behindOthers(ctx context.Context, w *api.Why) error {
 	w.Reason = api.WhyFairness
 	switch j.State {
@@ -542,11 +620,12 @@ func (j *waitingJob) behindOthers(ctx context.Context, w *api.Why) error {
 			return err
 		}
 		w.Position = &j.before
-		w.Detail = "It is ready and waits for a free worker"
+		before := ""
 		if j.before > 0 {
-			w.Detail += ", behind " + plural(j.before, "other")
+			before = ", behind " + plural(j.before, "other")
 		}
-		w.Detail += "."
+		w.Detail = "It is ready and waits for a free worker" + before + "."
+		j.atCapacity(w, before)
 	case ledger.NonReady:
 		w.Detail = "Its time has come: it becomes ready with the next permits."
 		if j.reason == ledger.ReasonPaused {
@@ -556,7 +635,9 @@ func (j *waitingJob) behindOthers(ctx context.Context, w *api.Why) error {
 		if err := j.readTenant(ctx); err != nil {
 			return err
 		}
-		w.Detail = "It waits for its turn among the tenants" + j.describePlace(w) + "."
+		place := j.describePlace(w)
+		w.Detail = "It waits for its turn among the tenants" + place + "."
+		j.atCapacity(w, place)
 	}
 	return nil
 }

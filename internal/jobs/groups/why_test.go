@@ -18,10 +18,13 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 )
 
-// served publishes the heartbeat of a worker process that serves these types; the process counts as
-// alive for some seconds.
+// served publishes the heartbeats of a worker process that serves these types, and of a process of
+// each other role; the processes count as alive for some seconds.
 func served(w *stagetest.World, types ...string) {
 	w.T.Helper()
+	for _, role := range []string{"fetcher", "dispatcher", "aggregator", "watcher"} {
+		require.NoError(w.T, presence.PublishStage(context.WithoutCancel(stagetest.Trusted(w.T)), w.Conn, w.Space, api.StageStatus{ID: role, Role: role}))
+	}
 	require.NoError(w.T, presence.PublishWorker(context.WithoutCancel(stagetest.Trusted(w.T)), w.Conn, w.Space, presence.WorkerReport{
 		WorkerStatus: api.WorkerStatus{ID: "w", Types: types}}))
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 	"unicode/utf8"
 
 	"github.com/redis/go-redis/v9"
@@ -150,4 +151,27 @@ func FuzzDeadLetter(f *testing.F) {
 		require.NoError(t, err, "%+v", d)
 		require.True(t, json.Valid(b))
 	})
+}
+
+// TestPaceDecays: the speed of a tenant whose jobs have stopped ending falls, and soon is 0, whatever
+// the marks are.
+func TestPaceDecays(t *testing.T) {
+	t.Parallel()
+	at := func(ms int64) time.Time { return time.UnixMilli(1_000_000 + ms) }
+	for marks, first := range map[string]float64{
+		"1000000 0":           2500, // 5,000 jobs in 2 s
+		"900000 0 1000000 10": 2495,
+		"996000 0 1000000 10": 5000.0 / 6,
+	} {
+		require.InDelta(t, first, pace(marks, 5000, at(2000)), 1e-6, marks)
+		before := first
+		for _, ms := range []int64{3000, 6000, 11_000} {
+			now := pace(marks, 5000, at(ms))
+			require.Less(t, now, before, marks)
+			before = now
+		}
+		for _, ms := range []int64{12_001, 45_000, 384_000} {
+			require.Zero(t, pace(marks, 5000, at(ms)), marks)
+		}
+	}
 }

@@ -284,7 +284,8 @@ const (
 //	t:TENANT           1     pause                the tenant is paused
 //	y:TYPE             1     pause                the type is paused
 const (
-	pauseOfType = "y:" // a prefix
+	pauseOfType   = "y:" // a prefix
+	pauseOfTenant = "t:" // likewise
 )
 
 // Fair is the hash fair:TYPE: virtual times of a type's lanes.

@@ -72,6 +72,64 @@ func ReadLife(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group 
 	return Life{f.str(0), f.str(1), f.str(2)}, nil
 }
 
+// FindResult returns the result line of a reduced job. It returns nil if the group has no such line,
+// or with all false if it was not among the lines that were read: bound bytes, and a chunk more.
+// Chunks are about in the order of ordinals, so it looks for the job's place by bisection, and then
+// around it.
+func FindResult(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, ordinal int64, bound int,
+) (line []byte, all bool, err error) {
+	prefix, read := `{"ordinal":`+strconv.FormatInt(ordinal, 10)+",", 0
+	// look reads a chunk: it returns whether the line is in it, and whether the chunk begins behind it.
+	look := func(i int64) (found, behind bool, err error) {
+		chunk, err := c.LIndex(ctx, p.Results(group), i).Result()
+		if err != nil && !errors.Is(err, redis.Nil) {
+			return false, false, fmt.Errorf("look for the result of job %s.%d: %w", group, ordinal, err)
+		}
+		read += len(chunk)
+		for each := range strings.SplitSeq(chunk, "\n") {
+			if strings.HasPrefix(each, prefix) {
+				line = []byte(each)
+				return true, false, nil
+			}
+		}
+		first, _, _ := strings.Cut(strings.TrimPrefix(chunk, `{"ordinal":`), ",")
+		return false, integer(first) > ordinal, nil
+	}
+	n, err := c.LLen(ctx, p.Results(group)).Result()
+	if err != nil {
+		return nil, false, fmt.Errorf("look for the result of job %s.%d: %w", group, ordinal, err)
+	}
+	seen := map[int64]bool{}
+	from, to := int64(0), n // the first chunk that begins behind the job is in [from, to]
+	for from < to && read < bound {
+		mid := (from + to) / 2
+		found, behind, err := look(mid)
+		if found || err != nil {
+			return line, true, err
+		}
+		if seen[mid] = true; behind {
+			to = mid
+		} else {
+			from = mid + 1
+		}
+	}
+	for d := int64(0); d <= n; d++ {
+		for _, i := range []int64{from - 1 - d, from + d} {
+			if i < 0 || i >= n || seen[i] {
+				continue
+			}
+			if read >= bound {
+				return nil, false, nil
+			}
+			if found, _, err := look(i); found || err != nil {
+				return line, true, err
+			}
+		}
+	}
+	return nil, true, nil
+}
+
 // Failures calls yield once with the error record of each failed job of a group, in no order. It
 // stops at the first error of yield and returns it, and fails at a record that it can't read.
 func Failures(

@@ -239,7 +239,9 @@ func readTenant(
 
 // pace returns the tenant's present speed: ended jobs a second since the older of two marks, which
 // outcome.lua writes as "ms count ms count", at least 5 s apart. If the older mark is more than
-// 12 s old, it uses the newer one, whatever its age. Of a mark younger than 200 ms it returns 0.
+// 12 s old, it uses the newer one. All jobs that have ended since the newer mark did so within 5 s
+// of it, so of an idle tenant the speed falls, and is 0 when that mark is 12 s old. Of a mark
+// younger than 200 ms it returns 0.
 func pace(marks string, ended int64, now time.Time) float64 {
 	const tooOld, tooYoung = 12 * time.Second, 200 * time.Millisecond
 	var at, n, newer, count int64
@@ -251,7 +253,7 @@ func pace(marks string, ended int64, now time.Time) float64 {
 		at, n = newer, count
 	}
 	elapsed := now.Sub(time.UnixMilli(at))
-	if elapsed < tooYoung {
+	if elapsed < tooYoung || elapsed > tooOld {
 		return 0
 	}
 	return float64(ended-n) / elapsed.Seconds()

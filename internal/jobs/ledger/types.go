@@ -64,6 +64,91 @@ func Loads(ctx context.Context, c redis.Cmdable, p keyspace.Partition, types []s
 	return out, nil
 }
 
+// maxQueuesRead is the most queues of tenants of a type, and groups of each, that SetRunnable reads.
+const maxQueuesRead = 200
+
+// SetRunnable sets the field Runnable of each of the types, whose other fields Loads has set. paused
+// are the types that are paused. It makes three round trips.
+func SetRunnable(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, types []api.TypeStats, paused []string,
+) error {
+	type queue struct {
+		of           *api.TypeStats
+		lane, tenant string
+	}
+	var lanes, queues []queue
+	for i := range types {
+		t := &types[i]
+		if slices.Contains(paused, t.Type) {
+			continue
+		}
+		t.Runnable = t.Ready
+		for _, lane := range []string{"high", "normal", "low"} {
+			if t.Waiting > 0 {
+				lanes = append(lanes, queue{of: t, lane: lane})
+			}
+		}
+	}
+	type laneRead struct{ fair, over *redis.StringSliceCmd }
+	tenants, err := pipelined(ctx, c, lanes, func(pipe redis.Pipeliner, q queue) laneRead {
+		return laneRead{
+			pipe.ZRange(ctx, p.FairLane(q.of.Type, q.lane), 0, maxQueuesRead),
+			pipe.ZRange(ctx, p.FairOver(q.of.Type, q.lane), 0, maxQueuesRead),
+		}
+	})
+	if err != nil {
+		return fmt.Errorf("read lanes of partition %d: %w", p.Index(), err)
+	}
+	whole, number := map[*api.TypeStats]bool{}, map[*api.TypeStats]int{} // whole: too many to look at each
+	for i, q := range lanes {
+		for _, tenant := range append(tenants[i].fair.Val(), tenants[i].over.Val()...) {
+			number[q.of]++
+			if whole[q.of] = number[q.of] > maxQueuesRead; !whole[q.of] {
+				queues = append(queues, queue{q.of, q.lane, tenant})
+			}
+		}
+	}
+	type queueRead struct {
+		paused *redis.BoolCmd
+		groups *redis.StringSliceCmd
+	}
+	read, err := pipelined(ctx, c, queues, func(pipe redis.Pipeliner, q queue) queueRead {
+		return queueRead{
+			pipe.HExists(ctx, p.Pauses(), pauseOfTenant+q.tenant),
+			pipe.ZRange(ctx, p.FairTenant(q.of.Type, q.lane, q.tenant), 0, maxQueuesRead),
+		}
+	})
+	if err != nil {
+		return fmt.Errorf("read queues of partition %d: %w", p.Index(), err)
+	}
+	var groups []queue // tenant has the group
+	for i, q := range queues {
+		if read[i].paused.Val() {
+			continue
+		}
+		whole[q.of] = whole[q.of] || len(read[i].groups.Val()) > maxQueuesRead
+		for _, group := range read[i].groups.Val() {
+			groups = append(groups, queue{of: q.of, tenant: group})
+		}
+	}
+	groups = slices.DeleteFunc(groups, func(q queue) bool { return whole[q.of] })
+	lengths, err := pipelined(ctx, c, groups, func(pipe redis.Pipeliner, q queue) *redis.IntCmd {
+		return pipe.LLen(ctx, p.Queue(q.tenant, q.of.Type))
+	})
+	if err != nil {
+		return fmt.Errorf("read queues of partition %d: %w", p.Index(), err)
+	}
+	for i, q := range groups {
+		q.of.Runnable += lengths[i].Val()
+	}
+	for t, all := range whole {
+		if all {
+			t.Runnable += t.Waiting
+		}
+	}
+	return nil
+}
+
 // totals names the fields of load:TYPE that only grow. The hash watch has the same fields for
 // retired types.
 var totals = []string{

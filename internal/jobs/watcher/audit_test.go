@@ -125,7 +125,7 @@ func TestVanishedJobsEndAsLost(t *testing.T) {
 				require.NotNil(w.T, told[0].Violation.Ordinal)
 				require.Equal(w.T, "LOST", w.DeadLetters()[0].Code)
 				require.Contains(w.T, metrics(w), `bulk_action_watcher_dead_letter_total{code="LOST"} 1`)
-				require.Contains(w.T, metrics(w), "bulk_action_worker_dead_letter_total 1\n")
+				require.Contains(w.T, metrics(w), `bulk_action_worker_dead_letter_total{reason="lost"} 1`)
 			})
 		})
 	}

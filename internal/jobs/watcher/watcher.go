@@ -160,17 +160,17 @@ func (p *partition) measure(ctx context.Context) error {
 	}
 	var ready, nonReady int
 	var unserved int64
-	backlog := make(map[string]int, len(st.Types))
+	backlog, runnable := make(map[string]int, len(st.Types)), make(map[string]int, len(st.Types))
 	for _, t := range st.Types {
 		ready += int(t.Ready)
 		nonReady += int(t.NonReady)
-		backlog[t.Type] = int(t.Backlog)
+		backlog[t.Type], runnable[t.Type] = int(t.Backlog), int(t.Runnable)
 		if t.Workers == 0 {
 			unserved += t.Backlog
 		}
 	}
 	p.metrics.SetUnserved(unserved)
-	p.metrics.SetQueues(ready, nonReady, backlog)
+	p.metrics.SetQueues(ready, nonReady, backlog, runnable)
 	return p.store.Record(ctx, at, st)
 }
 

@@ -464,7 +464,7 @@ func TestJobsWithoutProcessorFail(t *testing.T) {
 	w.Await("the metric", func() bool {
 		return strings.Contains(metrics(w), `bulk_action_watcher_dead_letter_total{code="NO_PROCESSOR"} 250`)
 	})
-	require.Contains(t, metrics(w), "bulk_action_worker_dead_letter_total 250\n")
+	require.Contains(t, metrics(w), `bulk_action_worker_dead_letter_total{reason="no_processor"} 250`)
 	// The margin of 50 ms is for the difference between the clocks of Redis and the test.
 	require.GreaterOrEqual(t, w.DeadLetters()[249].At.Sub(began), timeout-50*time.Millisecond)
 	require.Equal(t, api.Counts{Accepted: 5, Ready: 5}, w.Counts("served"))

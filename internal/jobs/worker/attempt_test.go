@@ -70,14 +70,17 @@ func TestEncodeResult(t *testing.T) {
 		result     any
 		want, code string
 	}{
-		"nothing":   {nil, "null", ""},
-		"empty":     {json.RawMessage{}, "null", ""},
-		"raw":       {json.RawMessage("{\n\"a\": 1}"), `{"a":1}`, ""},
-		"value":     {map[string]int{"a": 1}, `{"a":1}`, ""},
-		"not JSON":  {json.RawMessage("{"), "", "INVALID_RESULT"},
-		"a channel": {make(chan int), "", "INVALID_RESULT"},
-		"largest":   {strings.Repeat("x", processor.MaxResultBytes-2), `"` + strings.Repeat("x", processor.MaxResultBytes-2) + `"`, ""},
-		"too large": {strings.Repeat("x", processor.MaxResultBytes-1), "", "RESULT_TOO_LARGE"},
+		"nothing":            {nil, "null", ""},
+		"empty":              {json.RawMessage{}, "null", ""},
+		"raw":                {json.RawMessage("{\n\"a\": 1}"), `{"a":1}`, ""},
+		"value":              {map[string]int{"a": 1}, `{"a":1}`, ""},
+		"not UTF-8":          {json.RawMessage("{\"a\":\"\xff\xfe\"}"), "{\"a\":\"\ufffd\"}", ""},
+		"not UTF-8 inside":   {map[string]json.RawMessage{"a": json.RawMessage("\"\xc3\"")}, "{\"a\":\"\ufffd\"}", ""},
+		"too large in UTF-8": {json.RawMessage(`"` + strings.Repeat("\xffx", processor.MaxResultBytes/2-1) + `"`), "", "RESULT_TOO_LARGE"},
+		"not JSON":           {json.RawMessage("{"), "", "INVALID_RESULT"},
+		"a channel":          {make(chan int), "", "INVALID_RESULT"},
+		"largest":            {strings.Repeat("x", processor.MaxResultBytes-2), `"` + strings.Repeat("x", processor.MaxResultBytes-2) + `"`, ""},
+		"too large":          {strings.Repeat("x", processor.MaxResultBytes-1), "", "RESULT_TOO_LARGE"},
 	} {
 		b, err := worker.EncodeResult(tt.result)
 		v := processor.Classify(err)

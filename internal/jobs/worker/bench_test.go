@@ -44,12 +44,13 @@ func BenchmarkJobContext(b *testing.B) {
 // BenchmarkResultLine compares the speed of appendResultLine with that of encoding/json.
 func BenchmarkResultLine(b *testing.B) {
 	t := &task{Job: ledger.Job{Ordinal: 123456}, currentAttempt: 1, runTime: 1250 * time.Microsecond}
+	t.startedAt = time.Now()
 	t.result = []byte(`{"id":"msg-000001","accepted":true,"cost":0.25}`)
 	b.Run("appendResultLine", func(b *testing.B) {
 		b.ReportAllocs()
 		buffer := make([]byte, 0, 1<<10)
 		for b.Loop() {
-			buffer = appendResultLine(buffer[:0], t)
+			buffer = appendResultLine(buffer[:0], t, "worker-host-12345-0a1b2c3d")
 		}
 	})
 	b.Run("encoding/json", func(b *testing.B) {
@@ -59,8 +60,10 @@ func BenchmarkResultLine(b *testing.B) {
 				Ordinal    int64           `json:"ordinal"`
 				DurationMS float64         `json:"duration_ms"`
 				Attempts   int             `json:"attempts"`
+				StartedMS  int64           `json:"started_ms"`
+				Worker     string          `json:"worker"`
 				Data       json.RawMessage `json:"data"`
-			}{t.Ordinal, float64(t.runTime) / 1e6, t.currentAttempt, t.result})
+			}{t.Ordinal, float64(t.runTime) / 1e6, t.currentAttempt, t.startedAt.UnixMilli(), "worker-host-12345-0a1b2c3d", t.result})
 			require.NoError(b, err)
 		}
 	})

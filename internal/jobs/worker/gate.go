@@ -28,6 +28,7 @@ type gate struct {
 	typ     string
 	proc    processor.Gated
 	limited processor.Limited // nil: the processor does not say what is available
+	broken  sync.Once         // logs that Availability has panicked
 
 	waiting  number // tasks that wait for a pass
 	ahead    number // those, and the ones that wait for a slot after Admit
@@ -43,10 +44,22 @@ func newGate(w *Worker, typ string, proc processor.Gated) *gate {
 	return g
 }
 
-func (g *gate) availability() processor.Availability {
+// availability returns what the processor says is available. If it does not say, or panics,
+// everything is.
+func (g *gate) availability() (a processor.Availability) {
+	unknown := processor.Availability{Free: -1, PerSecond: math.Inf(1)}
 	if g.limited == nil {
-		return processor.Availability{Free: -1, PerSecond: math.Inf(1)}
+		return unknown
 	}
+	defer func() {
+		if r := recover(); r != nil {
+			a = unknown
+			g.broken.Do(func() {
+				g.w.Tel.Log.Error("the method Availability panicked, which is logged once", "type", g.typ,
+					"panic", panicText(r), "at", panickedAt())
+			})
+		}
+	}()
 	return g.limited.Availability()
 }
 
@@ -94,44 +107,56 @@ func (w *Worker) admittedTasks() int {
 	return n
 }
 
-// admit calls the processor's Admit for a task that is admitting, and moves the task on. It returns
-// true if the job is to be started, with its pass or with an error of Admit that decides about it.
-// Otherwise the task has ended: it was deferred, or was stopped and is released. If drain has taken
-// the task meanwhile, admit returns the pass unused to the processor.
-func (g *gate) admit(ctx context.Context, t *task) bool {
-	pass, err := g.callAdmit(ctx, t)
-	next, verdict, stopped := stateAdmitted, processor.Classify(err), ctx.Err() != nil
-	if verdict.Kind == processor.Defer && !t.suspect() {
-		verdict.After += g.jitter()
+// admit calls the processor's Admit for a task that is admitting, moves the task on, and calls then,
+// also if Admit ends the goroutine. ok says that the job is to be started, with its pass or with an
+// error of Admit that decides about it. Otherwise the task has ended: it was deferred, or was stopped
+// and is released. If drain has taken the task meanwhile, the pass goes back unused.
+func (g *gate) admit(ctx context.Context, t *task, then func(ok bool)) {
+	var a admission
+	defer func() { then(g.settle(ctx, t, a)) }()
+	g.callAdmit(ctx, t, &a)
+}
+
+// admission is what Admit has returned.
+type admission struct {
+	pass    processor.Pass
+	err     error // only a guard may call its methods
+	verdict processor.Verdict
+	whole   bool // Admit has returned, and verdict is set
+}
+
+func (g *gate) settle(ctx context.Context, t *task, a admission) (start bool) {
+	next, stopped := stateAdmitted, ctx.Err() != nil
+	if a.verdict.Kind == processor.Defer && !t.suspect() {
+		a.verdict.After += g.jitter()
 	}
-	if stopped || verdict.Kind == processor.Defer {
+	if stopped || a.verdict.Kind == processor.Defer {
 		next = stateEnded
 	}
 	if !g.w.held.move(stateAdmitting, next, t) {
-		if pass != nil {
-			pass.Return(errNotStarted)
-		}
+		t.returnUnused(a.pass)
 		return false
 	}
-	t.pass, t.admitErr = pass, err
+	t.pass, t.admitErr = a.pass, a.err
 	if next == stateAdmitted {
 		return true
 	}
 	if stopped {
 		t.released = true
 	} else {
-		t.verdict = verdict
+		t.verdict = a.verdict
 	}
+	defer t.feed.reports.add(t)
 	t.returnPass(errNotStarted)
-	t.feed.reports.add(t)
 	return false
 }
 
-// callAdmit calls Admit, for at most the timeout of the job's type, and turns a panic into an error.
-// A job whose payload is lost needs no pass. For a sampled job, it records the wait as a span.
-func (g *gate) callAdmit(ctx context.Context, t *task) (pass processor.Pass, err error) {
+// callAdmit calls Admit, for at most the timeout of the job's type, and sets a. A panic, and the end
+// of the goroutine, become an error. A job whose payload is lost needs no pass. For a sampled job,
+// callAdmit records the wait as a span.
+func (g *gate) callAdmit(ctx context.Context, t *task, a *admission) {
 	if t.loadedPayload == "" {
-		return nil, nil
+		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, g.w.cfg.timeoutOf(t.Type))
 	defer cancel()
@@ -143,11 +168,14 @@ func (g *gate) callAdmit(ctx context.Context, t *task) (pass processor.Pass, err
 		defer span.End()
 	}
 	defer func() {
-		if r := recover(); r != nil {
-			err = g.w.panicked(t, r)
+		if r := recover(); r != nil || !a.whole {
+			t.returnUnused(a.pass)
+			*a = admission{err: g.w.panicked(t, r)}
+			a.verdict = processor.Classify(a.err)
 		}
 	}()
-	return g.proc.Admit(ctx, t.job())
+	a.pass, a.err = g.proc.Admit(ctx, t.job())
+	a.verdict, a.whole = processor.Classify(a.err), true
 }
 
 const maxJitter = time.Minute
@@ -173,7 +201,7 @@ func (g *gate) admitAlone(ctx context.Context, t *task) bool {
 	} else {
 		g.w.held.move(stateRead, stateAdmitting, t)
 		admitted := make(chan bool, 1)
-		go func() { admitted <- g.admit(ctx, t) }()
+		go g.admit(ctx, t, func(ok bool) { admitted <- ok })
 		select {
 		case ok := <-admitted:
 			if ok {
@@ -242,9 +270,11 @@ func (g *gatedFeed) admitEntries(ctx context.Context, typ string, entries []stre
 		held.track(t)
 		go func() {
 			defer t.stopAdmission(nil)
-			if g.gate.admit(admitCtx, t) {
-				g.start(ctx, t)
-			}
+			g.gate.admit(admitCtx, t, func(ok bool) {
+				if ok {
+					g.start(ctx, t)
+				}
+			})
 		}()
 	}
 	return suspects

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -160,6 +161,11 @@ func TestErrorsOfAdmit(t *testing.T) {
 		"retry":     {func(context.Context, processor.Job) error { return errors.New("broken") }, processor.CodeError},
 		"panic":     {func(context.Context, processor.Job) error { panic("oh") }, "PANIC"},
 		"timeout":   {untilEnd, processor.CodeTimeout},
+		"panic of a nil error": {func(context.Context, processor.Job) error {
+			var err *hostileError
+			return err
+		}, "PANIC"},
+		"end of the goroutine": {func(context.Context, processor.Job) error { runtime.Goexit(); return nil }, "PANIC"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := withReady(t, "G", 1)
@@ -183,6 +189,8 @@ func TestErrorsOfAdmit(t *testing.T) {
 func TestPassesComeBack(t *testing.T) {
 	t.Parallel()
 	failure := processor.Permanent("NO", errors.New("never"))
+	release := make(chan struct{})
+	t.Cleanup(func() { close(release) }) // after all subtests
 	for name, tt := range map[string]struct {
 		process func(context.Context, processor.Job) error
 		want    func(t *testing.T, err error)
@@ -190,11 +198,11 @@ func TestPassesComeBack(t *testing.T) {
 		"done":      {nil, func(t *testing.T, err error) { require.NoError(t, err) }},
 		"permanent": {func(context.Context, processor.Job) error { return failure }, func(t *testing.T, err error) { require.ErrorIs(t, err, failure) }},
 		"panic":     {func(context.Context, processor.Job) error { panic("oh") }, func(t *testing.T, err error) { require.Equal(t, "PANIC", processor.Classify(err).Code) }},
-		"timeout":   {untilEnd, func(t *testing.T, err error) { require.ErrorIs(t, err, context.DeadlineExceeded) }},
+		"timeout":   {untilEnd, func(t *testing.T, err error) { require.Equal(t, processor.CodeTimeout, processor.Classify(err).Code) }},
 		"it ignores the timeout": {
 			func(ctx context.Context, _ processor.Job) error {
 				<-ctx.Done()
-				<-time.After(100 * time.Millisecond)
+				<-release
 				return nil
 			},
 			func(t *testing.T, err error) { require.Equal(t, processor.CodeTimeout, processor.Classify(err).Code) },

@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"math"
 	"math/rand/v2"
@@ -11,6 +12,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
@@ -428,4 +431,35 @@ func TestAStopEndsInTime(t *testing.T) {
 		require.True(t, stopped)
 		require.Equal(t, time.Minute+10*time.Second, time.Since(began))
 	})
+}
+
+// TestResultLine: a result line says all that is shown of a done job, and can be decoded.
+func TestResultLine(t *testing.T) {
+	at := time.UnixMilli(1764276245123)
+	tk := &task{Job: ledger.Job{Ordinal: 7}, currentAttempt: 2, runTime: 1500 * time.Microsecond, result: []byte(`{"a":1}`), startedAt: at}
+	require.Equal(t, `{"ordinal":7,"duration_ms":1.5,"attempts":2,"started_ms":1764276245123,"worker":"w-1","data":{"a":1}}`,
+		string(appendResultLine(nil, tk, "w-1")))
+	tk.lastError = &processor.AttemptError{Code: "BUSY", Text: "\"later\"", Attempt: 1, At: at}
+	var r api.Result
+	require.NoError(t, json.Unmarshal(appendResultLine(nil, tk, "w-1"), &r))
+	require.Equal(t, "w-1", r.Worker)
+	require.Equal(t, at.UnixMilli(), r.StartedMS)
+	require.Equal(t, `"later"`, r.LastError.Error)
+	require.True(t, at.Equal(r.LastError.At))
+}
+
+// TestDeadReason: a job that fails for good has the reason with which metrics count it.
+func TestDeadReason(t *testing.T) {
+	f := &feed{w: &Worker{cfg: Config{MaxRetries: 1, MaxThrottles: 1, Backoff: time.Second, MaxBackoff: time.Second}}}
+	broke := errors.New("it broke")
+	for reason, tk := range map[string]*task{
+		telemetry.DeadPermanent: {verdict: processor.Classify(processor.Permanent("X", broke))},
+		telemetry.DeadRetries:   {Job: ledger.Job{Retries: 1}, verdict: processor.Classify(broke)},
+		telemetry.DeadThrottles: {Job: ledger.Job{Throttles: 1}, verdict: processor.Verdict{Kind: processor.Throttle}},
+		"":                      {verdict: processor.Classify(broke)},
+	} {
+		tk.terms.MaxRetries = -1
+		f.otherOutcome(tk)
+		require.Equal(t, reason, tk.deadReason)
+	}
 }

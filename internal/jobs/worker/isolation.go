@@ -147,7 +147,7 @@ func (s *isolation) runAlone(ctx, workCtx context.Context, t *task) {
 		return
 	}
 	s.w.slots.setIsolated(t)
-	go s.w.runTask(workCtx, t)
+	go s.w.runTask(workCtx, t, new(bool))
 	select {
 	case <-t.removed:
 	case <-workCtx.Done():

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 	"github.com/bulkaction/bulkaction/processor"
@@ -108,13 +109,24 @@ func (f *feed) reportBatch(ctx context.Context, batch []*task) {
 		return
 	}
 	f.countRepeats(typ, groups)
-	f.w.metrics.DeadLettered(int(r.Failed))
+	f.countDead(batch, int(r.Failed))
 	for _, s := range r.Steps {
 		f.w.Tel.RecordStep(ctx, f.partition.Ready(typ), telemetry.JobStep(s))
 	}
 	if r.Stale > 0 {
 		f.w.metrics.Stale(int(r.Stale))
 		f.w.Tel.Log.Info("stale outcomes changed nothing", "type", typ, "stale", r.Stale)
+	}
+}
+
+// countDead adds the n jobs of a batch that have failed to the metrics, by reason. If some of the
+// failures were stale, it is not known which: the first n count.
+func (f *feed) countDead(batch []*task, n int) {
+	for _, t := range batch {
+		if t.deadReason != "" && n > 0 {
+			f.w.metrics.DeadLettered(t.deadReason, 1)
+			n--
+		}
 	}
 }
 
@@ -156,7 +168,7 @@ func (f *feed) groupOutcomes(batch []*task) []ledger.GroupOutcome {
 			continue
 		}
 		at := len(lines)
-		lines = appendResultLine(lines, t)
+		lines = appendResultLine(lines, t, f.w.ID)
 		done = append(done, ledger.DoneJob{
 			Entry:   t.entryID,
 			Ordinal: t.Ordinal,
@@ -205,7 +217,13 @@ func (f *feed) otherOutcome(t *task) ledger.OtherJob {
 	case kind == processor.RetryLater:
 		o.Kind, o.Retries, o.Delay = ledger.OutcomeRetry, t.Retries+1, jittered(wait)
 	default:
-		o.Kind = ledger.OutcomeFailed
+		o.Kind, t.deadReason = ledger.OutcomeFailed, telemetry.DeadPermanent
+		switch t.verdict.Kind {
+		case processor.RetryLater:
+			t.deadReason = telemetry.DeadRetries
+		case processor.Throttle:
+			t.deadReason = telemetry.DeadThrottles
+		}
 	}
 	return o
 }
@@ -224,13 +242,14 @@ func (t *task) nextTrace() string {
 // retried together.
 func jittered(d time.Duration) time.Duration { return d - time.Duration(rand.Int64N(int64(d)/10+1)) }
 
-// resultLineBytes is the largest size of a result line without its data and key.
-const resultLineBytes = 112
+// resultLineBytes is about the size of a result line without its data, key and last error.
+const resultLineBytes = 200
 
 // appendResultLine appends the task's line in its group's results to b: a JSON object with ordinal,
-// the key if the job has one, duration_ms, attempts and data. It is written by hand because
+// the key if the job has one, duration_ms, attempts, started_ms, worker, the last error of an
+// earlier attempt if the job has one, and data. It is written by hand because
 // encoding/json would check the data again; BenchmarkResultLine compares both.
-func appendResultLine(b []byte, t *task) []byte {
+func appendResultLine(b []byte, t *task, worker string) []byte {
 	b = append(b, `{"ordinal":`...)
 	b = strconv.AppendInt(b, t.Ordinal, 10)
 	if key := t.Key(); key != "" {
@@ -241,6 +260,13 @@ func appendResultLine(b []byte, t *task) []byte {
 	b = appendMillis(b, t.runTime)
 	b = append(b, `,"attempts":`...)
 	b = strconv.AppendInt(b, int64(t.currentAttempt), 10)
+	b = append(b, `,"started_ms":`...)
+	b = strconv.AppendInt(b, t.startedAt.UnixMilli(), 10)
+	b = append(append(append(b, `,"worker":"`...), worker...), '"') // an id needs no escapes
+	if e := t.lastError; e != nil {
+		text, _ := json.Marshal(api.JobError{Code: e.Code, Error: e.Text, Attempt: e.Attempt, At: e.At}) // as above
+		b = append(append(b, `,"last_error":`...), text...)
+	}
 	b = append(b, `,"data":`...)
 	b = append(b, t.result...)
 	return append(b, '}')

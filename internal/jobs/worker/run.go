@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
@@ -31,42 +32,62 @@ var (
 // serve runs tasks in slot sl until the slot is closed or abandoned. Jobs run under ctx. It
 // releases a task whose group was cancelled, or whose lease was lost, before it began.
 func (w *Worker) serve(ctx context.Context, sl *slot) {
+	abandoned, returned := false, false
+	defer func() {
+		if !returned && !abandoned {
+			go w.serve(ctx, sl) // a processor has ended this goroutine by runtime.Goexit
+		}
+	}()
 	for t := w.slots.next(sl); t != nil; t = w.slots.next(sl) {
 		if t.ctx.stopCause() != nil {
 			release(t)
-		} else if !w.runTask(ctx, t) {
+		} else if w.runTask(ctx, t, &abandoned); abandoned {
 			return // replaceSlot has removed this slot from the pool
 		}
 	}
+	returned = true
 	w.slots.goroutines.Done()
 }
 
-// runTask runs a task's processor under ctx, sets the task's outcome and queues its report. It
-// returns false when the task was abandoned meanwhile: then its outcome was set elsewhere, the
-// caller's slot (a suspect has none) is not in the pool any more, and the caller must end.
-func (w *Worker) runTask(ctx context.Context, t *task) bool {
+// runTask runs a task's processor under ctx, sets the task's outcome and queues its report, also if
+// the processor ends the goroutine. It sets abandoned when the task was abandoned meanwhile: then
+// its outcome was set elsewhere, the caller's slot (a suspect has none) is not in the pool any more,
+// and the caller must end.
+func (w *Worker) runTask(ctx context.Context, t *task, abandoned *bool) {
 	limit, pass := t.terms.JobTimeout, t.pass // abandon may change t.pass
 	t.runStart = monotonicNow()
 	t.ctx.begin(ctx, t.runStart, limit)
 	w.held.move(t.currentState(), stateRunning, t)
 	defer t.ctx.finish()
 	jobCtx, span := w.startSpan(&t.ctx, t)
-	result, err := w.callProcessor(jobCtx, t, pass)
-	now := monotonicNow()
-	if !w.held.move(stateRunning, stateEnded, t) {
-		if span != nil {
-			span.End()
+	var end attemptEnd
+	defer func() {
+		now := monotonicNow()
+		if !w.held.move(stateRunning, stateEnded, t) {
+			if span != nil {
+				span.End()
+			}
+			*abandoned = true
+			return
 		}
-		return false
-	}
-	if err != nil && w.hasShortTimeout(t) && errors.Is(t.ctx.endCause(now), context.DeadlineExceeded) {
-		t.returnPass(context.Canceled)
-	} else {
-		t.returnPass(err)
-	}
-	w.setOutcome(t, span, result, err, now, limit)
-	t.feed.reports.add(t)
-	return true
+		cause := t.ctx.endCause(now)
+		w.setOutcome(t, span, end, cause, now, limit)
+		defer t.feed.reports.add(t)
+		if end.err != nil && w.hasShortTimeout(t) && errors.Is(cause, context.DeadlineExceeded) {
+			t.returnPass(context.Canceled)
+		} else {
+			t.returnPass(end.err)
+		}
+	}()
+	w.callProcessor(jobCtx, t, pass, &end)
+}
+
+// attemptEnd is what an attempt has returned.
+type attemptEnd struct {
+	result  []byte            // JSON
+	err     error             // of the processor, so only a guard may call its methods
+	verdict processor.Verdict // about err
+	whole   bool              // the processor has returned, and result and verdict are set
 }
 
 // hasShortTimeout reports whether the task's group has a shorter timeout than the operator of the
@@ -77,32 +98,34 @@ func (w *Worker) hasShortTimeout(t *task) bool {
 	return t.terms.JobTimeout < w.cfg.timeoutOf(t.Type)
 }
 
-// callProcessor runs the task's processor and returns its result as JSON. A panic, also in the
-// result's JSON methods, becomes an error that is retried. If the payload is lost, callProcessor
-// calls no processor and returns a permanent error. If Admit has decided about the job, its error
-// is returned.
-func (w *Worker) callProcessor(ctx context.Context, t *task, pass processor.Pass) (encoded []byte, err error) {
-	if t.loadedPayload == "" {
-		return nil, processor.Permanent("PAYLOAD_LOST", errors.New("the job's payload is no longer in Redis"))
-	}
-	if t.admitErr != nil {
-		return nil, t.admitErr
-	}
+// callProcessor runs the task's processor and sets end. What the processor returns is used here
+// only: a panic, also in the methods of its result or of its error, and the end of the goroutine
+// become an error that is retried. If the payload is lost, callProcessor calls no processor and the
+// error is permanent. If Admit has decided about the job, its error is that of the attempt.
+func (w *Worker) callProcessor(ctx context.Context, t *task, pass processor.Pass, end *attemptEnd) {
 	defer func() {
-		if r := recover(); r != nil {
-			err = w.panicked(t, r)
+		if r := recover(); r != nil || !end.whole {
+			*end = attemptEnd{err: w.panicked(t, r)}
+			end.verdict = processor.Classify(end.err)
 		}
 	}()
-	if pass != nil {
-		ctx = pass.Into(ctx)
+	switch {
+	case t.loadedPayload == "":
+		end.err = processor.Permanent("PAYLOAD_LOST", errors.New("the job's payload is no longer in Redis"))
+	case t.admitErr != nil:
+		end.err = t.admitErr
+	default:
+		if pass != nil {
+			ctx = pass.Into(ctx)
+		}
+		job := t.job()
+		job.RetriesLeft = max(0, w.cfg.retriesOf(t.terms)-t.Retries)
+		var result any
+		if result, end.err = t.proc.Process(ctx, job); end.err == nil {
+			end.result, end.err = EncodeResult(result)
+		}
 	}
-	job := t.job()
-	job.RetriesLeft = max(0, w.cfg.retriesOf(t.terms)-t.Retries)
-	result, err := t.proc.Process(ctx, job)
-	if err != nil {
-		return nil, err
-	}
-	return EncodeResult(result)
+	end.verdict, end.whole = processor.Classify(end.err), true
 }
 
 // job returns the job as Admit gets it; for Process, callProcessor adds RetriesLeft. Before the job
@@ -115,9 +138,9 @@ func (t *task) job() processor.Job {
 	}
 }
 
-// panicked logs that the task's processor, or its pass, has panicked with the value r, and returns
-// the error for the outcome of the attempt. It must be called in the deferred function that
-// recovers.
+// panicked logs that the task's processor, or its pass, has panicked with the value r, or has ended
+// its goroutine (r is nil), and returns the error for the outcome of the attempt. It must be called
+// in the deferred function that recovers.
 func (w *Worker) panicked(t *task, r any) error {
 	w.Tel.Log.Error("processor panicked", "group", t.Group, "ordinal", t.Ordinal,
 		"attempt", t.currentAttempt, "type", t.Type,
@@ -126,24 +149,33 @@ func (w *Worker) panicked(t *task, r any) error {
 }
 
 // panicText returns what a log may show of a panic's value: the text of the runtime's own panics. A
-// value of the processor might hold a payload, so only its type is shown.
-func panicText(r any) string {
+// value of the processor might hold a payload, so only its type is shown; its methods may panic.
+func panicText(r any) (text string) {
+	if r == nil {
+		return "it ended its goroutine by runtime.Goexit"
+	}
+	defer func() {
+		if text == "" {
+			_ = recover()
+			text = fmt.Sprintf("a value of type %T, which is not logged because it might hold a payload", r)
+		}
+	}()
 	var own runtime.Error
 	if err, ok := r.(error); ok && errors.As(err, &own) {
 		return own.Error()
 	}
-	return fmt.Sprintf("a value of type %T, which is not logged because it might hold a payload", r)
+	return ""
 }
 
-// panickedAt returns the function, file and line that panicked: the first frame of the stack that
-// is not the runtime's. It must be called in a deferred function.
+// panickedAt returns the function, file and line that panicked or ended the goroutine: the first
+// frame of the stack that is not the runtime's. It must be called in a deferred function.
 func panickedAt() string {
 	pcs := make([]uintptr, 64)
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(0, pcs)])
 	for panicked := false; ; {
 		f, more := frames.Next()
 		switch {
-		case f.Function == "runtime.gopanic":
+		case f.Function == "runtime.gopanic" || f.Function == "runtime.Goexit":
 			panicked = true
 		case panicked && !strings.HasPrefix(f.Function, "runtime."):
 			return fmt.Sprintf("%s (%s:%d)", f.Function, f.File, f.Line)
@@ -153,24 +185,22 @@ func panickedAt() string {
 	}
 }
 
-// setOutcome sets the task's outcome from what the processor returned: result (JSON) or err. now is
-// the time of its return (see monotonicNow), limit the job's timeout. A job that the worker has
-// stopped is released only if err is not nil. setOutcome also adds the run time to the process's
-// mean, and ends the span, if there is one.
-func (w *Worker) setOutcome(t *task, span trace.Span, result []byte, err error, now int64, limit time.Duration) {
-	t.runTime, t.result = time.Duration(now-t.runStart), result
+// setOutcome sets the task's outcome from what the processor returned. now is the time of its return
+// (see monotonicNow), cause why the context had ended by then, limit the job's timeout. A job that the
+// worker has stopped is released only if the processor returned an error. setOutcome also adds the run
+// time to the process's mean, and ends the span, if there is one.
+func (w *Worker) setOutcome(t *task, span trace.Span, end attemptEnd, cause error, now int64, limit time.Duration) {
+	t.runTime, t.result, t.verdict = time.Duration(now-t.runStart), end.result, end.verdict
 	w.meanRunTime.add(t.runTime)
-	cause := t.ctx.endCause(now)
 	switch {
-	case errors.Is(cause, context.DeadlineExceeded) && (err != nil || t.runTime >= limit):
-		err = TimeoutError(limit) // a result that comes after the timeout does not count
-	case err != nil && stoppedByWorker(cause):
+	case errors.Is(cause, context.DeadlineExceeded) && (end.err != nil || t.runTime >= limit):
+		t.verdict = processor.Classify(TimeoutError(limit)) // a result after the timeout does not count
+	case end.err != nil && stoppedByWorker(cause):
 		t.released = true
 	}
-	t.verdict = processor.Classify(err)
 	t.processTrace = t.Trace
 	if span != nil && span.SpanContext().IsValid() {
-		if err != nil {
+		if t.verdict.Kind != processor.Done {
 			span.SetStatus(codes.Error, t.verdict.Code)
 		}
 		t.processTrace = telemetry.FormatTraceParent(span.SpanContext())
@@ -337,9 +367,9 @@ func PanicError() error {
 
 var noResult = []byte("null") // callers must not change it
 
-// EncodeResult returns a processor's result as JSON without line breaks; nil and an empty
-// json.RawMessage become null. Its errors are permanent: for a result that is not JSON, or that is
-// larger than processor.MaxResultBytes.
+// EncodeResult returns a processor's result as JSON without line breaks, with the character U+FFFD in
+// place of bytes that are not UTF-8; nil and an empty json.RawMessage become null. Its errors are
+// permanent: for a result that is not JSON, or that is larger than processor.MaxResultBytes.
 func EncodeResult(result any) ([]byte, error) {
 	var b []byte
 	switch v := result.(type) {
@@ -363,6 +393,9 @@ func EncodeResult(result any) ([]byte, error) {
 			return nil, processor.Permanent("INVALID_RESULT",
 				fmt.Errorf("the processor's result can't be written as JSON: %T", v))
 		}
+	}
+	if !utf8.Valid(b) { // of a json.RawMessage or of a MarshalJSON: a reader of all results would stop here
+		b = bytes.ToValidUTF8(b, []byte(string(utf8.RuneError)))
 	}
 	if len(b) > processor.MaxResultBytes {
 		return nil, processor.Permanent("RESULT_TOO_LARGE",

@@ -220,22 +220,23 @@ func (s *slotPool) takeOverdue(runTime time.Duration, now time.Time) (overdue []
 	return overdue
 }
 
-// runningIDs returns the ids of at most n jobs that run now, the isolated suspect first. It leaves
-// out the last jobs of closed slots.
-func (s *slotPool) runningIDs(n int) []string {
+// running returns the ids of at most n jobs that run now, the isolated suspect first, and since
+// when each has been in flight. It leaves out the last jobs of closed slots.
+func (s *slotPool) running(n int) (ids []string, since map[string]time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	ids := []string{}
+	ids, since = []string{}, map[string]time.Time{}
 	add := func(t *task) {
 		if t != nil && len(ids) < n {
-			ids = append(ids, t.Group+"."+strconv.FormatInt(t.Ordinal, 10))
+			id := t.Group + "." + strconv.FormatInt(t.Ordinal, 10)
+			ids, since[id] = append(ids, id), t.startedAt.Truncate(time.Millisecond).UTC()
 		}
 	}
 	add(s.isolated)
 	for _, sl := range s.slots {
 		add(sl.task)
 	}
-	return ids
+	return ids, since
 }
 
 // meanRunningTime returns how long the jobs that run now, in the first 100 slots, have run on

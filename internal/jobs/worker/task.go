@@ -102,6 +102,7 @@ type task struct {
 	runTime      time.Duration // how long the processor ran
 	released     bool          // the job is given back: its processor's result or error does not count
 	processTrace string        // trace context that the next step's span follows
+	deadReason   string        // of a job that is reported as failed: why, a constant Dead… of telemetry
 }
 
 func (t *task) currentState() state { return state(t.state.Load()) }
@@ -139,6 +140,18 @@ func (t *task) returnPass(err error) {
 	}
 	pass := t.pass
 	t.pass = nil
+	t.give(pass, err)
+}
+
+// returnUnused gives back a pass that the task has not taken; nil is none.
+func (t *task) returnUnused(pass processor.Pass) {
+	if pass != nil {
+		t.give(pass, errNotStarted)
+	}
+}
+
+// give gives a pass back. A panic of the pass is logged.
+func (t *task) give(pass processor.Pass, err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			_ = t.feed.w.panicked(t, r)

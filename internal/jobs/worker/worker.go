@@ -259,9 +259,10 @@ func (w *Worker) Resize(n int) error {
 // jobs that run now.
 func (w *Worker) Status() api.WorkerStatus {
 	size, active := w.slots.sizeAndActive()
+	current, _ := w.slots.running(20)
 	return api.WorkerStatus{
 		ID: w.ID, Version: w.Version, Types: w.types, Workers: size, Active: active, Idle: max(0, size-active),
-		CurrentJobs: w.slots.runningIDs(20), ShuttingDown: w.stopping.Load(), SeenAt: time.Now(),
+		CurrentJobs: current, ShuttingDown: w.stopping.Load(), SeenAt: time.Now(),
 	}
 }
 
@@ -273,6 +274,7 @@ func (w *Worker) publishStatus(ctx context.Context) error {
 		return err
 	}
 	r := presence.WorkerReport{WorkerStatus: w.Status()}
+	_, r.RunningSince = w.slots.running(200)
 	r.StartedPerSecond, r.RunMS = w.rates.report(time.Now())
 	r.PermissionsPerSecond, r.NoPermissionUntil = map[string]float64{}, map[string]time.Time{}
 	for typ, g := range w.gates {

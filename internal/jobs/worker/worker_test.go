@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -136,9 +137,30 @@ func TestErrorDecidesWhetherTheJobIsRetried(t *testing.T) {
 		}, "NO_SUCH_USER", 1},
 		"panic":             {func(context.Context, processor.Job) (any, error) { panic("secret") }, "PANIC", 2},
 		"panic of a result": {func(context.Context, processor.Job) (any, error) { return panickingResult{}, nil }, "PANIC", 2},
-		"not encodable":     {func(context.Context, processor.Job) (any, error) { return bad{}, nil }, "INVALID_RESULT", 1},
-		"not a number":      {func(context.Context, processor.Job) (any, error) { return math.NaN(), nil }, "INVALID_RESULT", 1},
-		"malformed JSON":    {func(context.Context, processor.Job) (any, error) { return json.RawMessage(`{"a":`), nil }, "INVALID_RESULT", 1},
+		"panic of a nil error": {func(context.Context, processor.Job) (any, error) {
+			var err *hostileError
+			return nil, err
+		}, "PANIC", 2},
+		"panic of a wrapped nil error": {func(context.Context, processor.Job) (any, error) {
+			var err *hostileError
+			return nil, processor.Retry("API", err)
+		}, "PANIC", 2},
+		"panic of a target check": {func(context.Context, processor.Job) (any, error) {
+			return nil, &hostileError{as: func() bool { panic("secret") }}
+		}, "PANIC", 2},
+		"panic with a panicking error": {func(context.Context, processor.Job) (any, error) {
+			panic(&hostileError{as: func() bool { panic("secret") }})
+		}, "PANIC", 2},
+		"end of the goroutine": {func(context.Context, processor.Job) (any, error) {
+			runtime.Goexit()
+			return nil, nil
+		}, "PANIC", 2},
+		"end of the goroutine by an error": {func(context.Context, processor.Job) (any, error) {
+			return nil, &hostileError{as: func() bool { runtime.Goexit(); return false }}
+		}, "PANIC", 2},
+		"not encodable":  {func(context.Context, processor.Job) (any, error) { return bad{}, nil }, "INVALID_RESULT", 1},
+		"not a number":   {func(context.Context, processor.Job) (any, error) { return math.NaN(), nil }, "INVALID_RESULT", 1},
+		"malformed JSON": {func(context.Context, processor.Job) (any, error) { return json.RawMessage(`{"a":`), nil }, "INVALID_RESULT", 1},
 		"too large": {func(context.Context, processor.Job) (any, error) {
 			return strings.Repeat("x", processor.MaxResultBytes), nil
 		}, "RESULT_TOO_LARGE", 1},
@@ -160,6 +182,30 @@ func TestErrorDecidesWhetherTheJobIsRetried(t *testing.T) {
 			require.NotContains(t, letter.Error, "secret")
 		})
 	}
+}
+
+// hostileError is an error of a processor whose methods panic: all on a nil pointer, As if it is set.
+type hostileError struct{ as func() bool }
+
+func (e *hostileError) Error() string { return fmt.Sprint("no, ", e.as != nil) }
+func (e *hostileError) As(any) bool   { return e.as() }
+
+// TestSlotsOutliveTheirGoroutines: a processor that ends its goroutine costs no slot, neither one that
+// runs normal jobs nor the isolation of suspects.
+func TestSlotsOutliveTheirGoroutines(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	w.Jobs("g", "T", 10)
+	w.Feed(stagetest.Patience, "T")
+	cfg := config()
+	cfg.Count, cfg.MaxRetries = 1, 0
+	wk := newWorker(w, cfg, processor.Func("T", func(context.Context, processor.Job) (any, error) {
+		runtime.Goexit()
+		return nil, nil
+	}))
+	stop := w.Run(wk)
+	w.AwaitCounts("g", api.Counts{Accepted: 10, Failed: 10})
+	stop()
 }
 
 type panickingResult struct{}

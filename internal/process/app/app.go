@@ -74,6 +74,12 @@ func Run(ctx context.Context, o Options, run func(context.Context, *Process) err
 	if o.Stderr == nil {
 		o.Stderr = io.Discard
 	}
+	if o.Role != "dev" { // which should end with its terminal
+		// A hang-up reloads the accounts of a worker; it must end no role.
+		ignored := make(chan os.Signal, 1)
+		signal.Notify(ignored, syscall.SIGHUP)
+		defer signal.Stop(ignored)
+	}
 	flags := flag.NewFlagSet("bulkaction-"+o.Role, flag.ContinueOnError)
 	flags.SetOutput(io.Discard) // Run prints the errors
 	healthcheck := flags.Bool("healthcheck", false, "ask the running process whether it is ready: exit code 0 or 1")

@@ -378,6 +378,15 @@ func TestSignalStopsTheProcess(t *testing.T) {
 	}
 }
 
+func TestHangupEndsNoProcess(t *testing.T) {
+	cmd, said := child(t, "polite")
+	require.NoError(t, cmd.Process.Signal(syscall.SIGHUP))
+	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
+	require.True(t, said.Scan())
+	require.Equal(t, "told", said.Text())
+	require.NoError(t, cmd.Wait(), "exit code 0, not killed by SIGHUP")
+}
+
 func TestSecondSignalEndsTheProcessAtOnce(t *testing.T) {
 	cmd, said := child(t, "stubborn")
 	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))

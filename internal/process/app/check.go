@@ -120,13 +120,13 @@ var checks = map[string]rule{
 		func(v reflect.Value) bool { return isAddr(v.String()) },
 	},
 	"ids": {
-		"a comma list of names of 1 to 128 letters, digits, dots, underscores or dashes, without spaces",
+		"a comma list of different names of 1 to 128 letters, digits, dots, underscores or dashes, without spaces",
 		func(v reflect.Value) bool {
 			return all(v, func(e reflect.Value) bool { return api.ValidID(e.String()) })
 		},
 	},
 	"timeouts": {
-		"a comma list of type=duration, without spaces, with durations from 1ms to 24h",
+		"a comma list of type=duration, each type once, without spaces, with durations from 1ms to 24h",
 		func(v reflect.Value) bool {
 			for typ, d := range v.Interface().(map[string]time.Duration) {
 				if !api.ValidID(typ) || d < time.Millisecond || d > 24*time.Hour {
@@ -170,6 +170,11 @@ var checks = map[string]rule{
 		"http:// or https:// with a host, and behind it at least one of {trace_id}, {group} and {ordinal}; " +
 			"other braces are written %7B and %7D",
 		func(v reflect.Value) bool { return v.String() == "" || isTraceURL(v.String()) },
+	},
+
+	"path prefix": {
+		"a path such as /bulk, of letters, digits, dots, underscores, dashes and tildes, without a slash at its end",
+		func(v reflect.Value) bool { return v.String() == "" || pathPrefix.MatchString(v.String()) },
 	},
 
 	"ingest streams": {
@@ -329,6 +334,7 @@ func isTraceURL(s string) bool {
 }
 
 var (
+	pathPrefix = regexp.MustCompile(`^(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+$`)
 	audience   = regexp.MustCompile(`^[A-Za-z0-9._:/-]{1,128}$`)
 	headerName = regexp.MustCompile(`^[A-Za-z0-9-]{1,64}$`)
 	hostName   = regexp.MustCompile(`^([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$`)

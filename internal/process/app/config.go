@@ -146,8 +146,8 @@ type WorkerConfig struct {
 	Count int `env:"WORKER_COUNT" envDefault:"10" min:"1" max:"10000" unit:"jobs"`
 	// Job types that the worker serves; empty: all types for which it has a processor, except NOOP.
 	Types []string `env:"WORKER_TYPES" check:"ids"`
-	// Longest blocking read of workers and aggregators. One read blocks at most 1s, also with a
-	// longer timeout, because a process that stops has to wait for its end.
+	// Longest blocking read of workers and aggregators. One read blocks at most 1s, because a process
+	// that stops has to wait for its end: a longer timeout has no effect, and the start warns.
 	Timeout time.Duration `env:"WORKER_TIMEOUT" envDefault:"1s" min:"1ms" max:"1h"`
 	// Longest run of an attempt, if neither the group nor JOB_TIMEOUTS sets a timeout.
 	JobTimeout time.Duration `env:"JOB_TIMEOUT" envDefault:"30s" min:"1ms" max:"24h"`
@@ -190,6 +190,9 @@ type IngestConfig struct {
 	APIAddr string `env:"API_ADDR" envDefault:"127.0.0.1:8080" check:"addr"`
 	// What is served at API_ADDR: the API, the web console at /ui/, or both.
 	Serve []string `env:"API_SERVE" envDefault:"api,ui" check:"serve"`
+	// Path under which a reverse proxy shows the web console, such as /bulk: the console is at
+	// /bulk/ui/ then. The proxy may remove it from requests, or leave it in them.
+	ConsolePrefix string `env:"CONSOLE_PREFIX" check:"path prefix"`
 	// URL of the traces of a group or a job, to which the web console links, such as
 	// https://traces.example/trace/{trace_id}. It replaces {trace_id}, {group} and {ordinal}.
 	TraceURLTemplate string `env:"TRACE_URL_TEMPLATE" check:"trace url"`
@@ -212,6 +215,9 @@ type IngestConfig struct {
 	// Further ingest streams, such as acme=bulk-action:ingest:acme. The messages of each belong to
 	// its tenant. All ingest processes need the same.
 	Streams []string `env:"INGEST_STREAMS" check:"ingest streams"`
+	// Refuses submissions that name no tenant, with 422 or as rejected messages. Otherwise such a group
+	// is its own tenant, and no customer's limit applies to it.
+	RequireTenant bool `env:"REQUIRE_TENANT" envDefault:"false"`
 	// Number of unfinished jobs from which on submissions are refused with 429.
 	MaxBacklog int `env:"INGEST_MAX_BACKLOG" envDefault:"10000000" min:"1" max:"2000000000" unit:"jobs"`
 	// Part of Redis's maxmemory from which on submissions are refused with 429.

@@ -106,7 +106,7 @@ func TestEveryVariableIsRead(t *testing.T) {
 		got := bound(&c, v.Name)
 		require.Equal(t, number(v.field.Type, strings.NewReplacer("true", "1").Replace(value)), asNumber(got.value), v.Name)
 	}
-	require.Len(t, names, 147)
+	require.Len(t, names, 149)
 	for _, name := range []string{"REDIS_URL", "SMTP_PASSWORD", "HTTP_PROCESSOR_ALLOW_PRIVATE", "PUSH_ACCOUNTS_FILE", "SMTP_ACCOUNTS_FILE", "SMTP_ACCOUNT_RATE", "RETENTION_EVENTS", "WORKER_TYPES"} {
 		require.True(t, names[envPrefix+name], name)
 	}
@@ -192,8 +192,9 @@ func TestChecks(t *testing.T) {
 		{"KEY_PREFIX", []string{"a", "shop:bulk-action:", strings.Repeat("x", 64)}, []string{"a{b", "a}b", "a b", "ü", strings.Repeat("x", 65)}},
 		{"API_ADDR", []string{"127.0.0.1:0", "[::1]:80", "localhost:65535"}, []string{"127.0.0.1", "127.0.0.1:", "127.0.0.1:65536", "127.0.0.1:http", "127.0.0.1:-1"}},
 		{"ADMIN_ADDR", []string{"127.0.0.1:0", "0.0.0.0:9090", ":9090"}, []string{"9090", "[::1"}},
-		{"WORKER_TYPES", []string{"A", "SEND_EMAIL,HTTP", strings.Repeat("x", 128)}, []string{"A, B", "A,,B", ",", "a{b}", strings.Repeat("x", 129)}},
-		{"JOB_TIMEOUTS", []string{"SEND_EMAIL=10s", "A=1ms,B=24h"}, []string{"A", "A=", "=1s", "A=0s", "A=25h", "a b=1s", "A=1s, B=1s", "A=1s;B=1s"}},
+		{"WORKER_TYPES", []string{"A", "SEND_EMAIL,HTTP", strings.Repeat("x", 128)}, []string{"A, B", "A,,B", ",", "a{b}", strings.Repeat("x", 129), "A,B,A"}},
+		{"JOB_TIMEOUTS", []string{"SEND_EMAIL=10s", "A=1ms,B=24h"}, []string{"A", "A=", "=1s", "A=0s", "A=25h", "a b=1s", "A=1s, B=1s", "A=1s;B=1s", "HTTP=5s,HTTP=9s", "A=1s,B=1s,A=1s"}},
+		{"API_SERVE", []string{"ui,api"}, []string{"api,api", "ui,api,ui"}},
 		{"AUDIT_INTERVAL", []string{"0", "0s", "1s", "24h"}, []string{"999ms", "-1s", "25h", "never"}},
 		{"BROKER_PUBLIC_URL",
 			[]string{"https://shop.example", "https://shop.example:8443/room/", "http://127.0.0.1:8090", "http://[::1]:8090", "http://localhost"},

@@ -358,14 +358,34 @@ func (v Variable) parse(environ map[string]string) error {
 		return v.mistake(environ[v.Name], problem)
 	}
 	v.value.Set(alone.Elem().Field(0))
+	problem := "must be " + v.Rule
+	if twice := v.repeated(environ[v.Name]); twice != "" {
+		return v.mistake(environ[v.Name], problem+": "+twice+" is there twice")
+	}
 	if ruleOf(v.field).holds(v.value) {
 		return nil
 	}
-	problem := "must be " + v.Rule
 	if v.field.Tag.Get("check") == "redis" {
 		problem += ": " + redisx.URLMistake(v.value.String())
 	}
 	return v.mistake(environ[v.Name], problem)
+}
+
+// repeated returns the first name that is twice in the value of a list or map of names; "" if none is
+// or the variable has no such value. The parsed value does not show it: the last one has won.
+func (v Variable) repeated(value string) string {
+	if !slices.Contains([]string{"ids", "timeouts", "serve"}, v.field.Tag.Get("check")) {
+		return ""
+	}
+	seen := map[string]bool{}
+	for item := range strings.SplitSeq(value, ",") {
+		name, _, _ := strings.Cut(item, "=")
+		if seen[name] {
+			return name
+		}
+		seen[name] = true
+	}
+	return ""
 }
 
 func (v Variable) mistake(value, problem string) error {

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"regexp"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -104,6 +105,28 @@ func (p *Process) stop(timeout time.Duration) error {
 			errs = append(errs, fmt.Errorf("stop %s: %w", c.name, ctx.Err()))
 		}
 	}
+}
+
+// Guard calls a function of the program that surrounds or extends the process, such as a hook, and
+// returns its error. what names the function. A panic, also in the methods of the error, and the end
+// of the goroutine become an error, and the log has the place.
+func (p *Process) Guard(what string, call func() error) error {
+	ended := make(chan error, 1)
+	go func() {
+		err := fmt.Errorf("%s ended its goroutine by runtime.Goexit: it must return", what)
+		defer func() {
+			if r := recover(); r != nil {
+				err = fmt.Errorf("%s panicked: see `code of the program panicked` in the log", what)
+				p.Tel.Log.Error("code of the program panicked", "what", what,
+					"panic", fmt.Sprint(r), "stack", string(debug.Stack()))
+			}
+			ended <- err
+		}()
+		if err = call(); err != nil {
+			_, _ = err.Error(), IsOnly(err, context.Canceled) // what others do with it must not panic
+		}
+	}()
+	return <-ended
 }
 
 func (p *Process) popCleanup() (cleanup, bool) {

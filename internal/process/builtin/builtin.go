@@ -89,6 +89,9 @@ func (s *processors) create(ctx context.Context) error {
 		}
 		s.process.OnStop("connections of "+p.Type(), func(context.Context) error { return p.Close() })
 		s.list = append(s.list, p)
+		if further, ok := p.(interface{ Types() []processor.Processor }); ok {
+			s.list = append(s.list, further.Types()...)
+		}
 		if file, ok := p.(reloader); ok {
 			s.files = append(s.files, file)
 		}
@@ -167,8 +170,7 @@ func retried(ctx context.Context, p *app.Process, create func() (closer, error))
 }
 
 // watch starts goroutines that read the files of accounts again when they change or the process
-// gets SIGHUP, until ctx ends or stop is called. If there are no such files, it only makes sure
-// that SIGHUP does not end the worker. An embedded process does not handle SIGHUP.
+// gets SIGHUP, until ctx ends or stop is called. An embedded process does not handle SIGHUP.
 func (s *processors) watch(ctx context.Context) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var watching sync.WaitGroup
@@ -177,8 +179,6 @@ func (s *processors) watch(ctx context.Context) (stop func()) {
 			signal.Notify(c, syscall.SIGHUP)
 		}
 	}
-	ignored := make(chan os.Signal, 1)
-	onHangup(ignored)
 	for _, p := range s.files {
 		hangup := make(chan os.Signal, 1)
 		onHangup(hangup)
@@ -190,6 +190,5 @@ func (s *processors) watch(ctx context.Context) (stop func()) {
 	return func() {
 		cancel()
 		watching.Wait()
-		signal.Stop(ignored)
 	}
 }

@@ -63,6 +63,9 @@ const (
 // process. It logs errors to o.Log.
 func Run(ctx context.Context, o Options) int {
 	environ := append([]string{"BULKACTION_WORKER_TYPES=" + builtInTypes(o.Environ)}, o.Environ...)
+	if !slices.ContainsFunc(o.Environ, func(v string) bool { return strings.HasPrefix(v, allowPrivate) }) {
+		environ = append([]string{loopbackAllowed}, environ...) // handlers of HTTP jobs run on this machine
+	}
 	if o.RedisURL == "" {
 		server, err := embedded(o.RedisAddr)
 		if err != nil {
@@ -89,6 +92,12 @@ func Run(ctx context.Context, o Options) int {
 	return app.Run(ctx, app.Options{Role: "dev", Processors: new(builtin.Config), Environ: environ, Stderr: o.Log},
 		func(ctx context.Context, p *app.Process) error { return run(ctx, p, o) })
 }
+
+// Jobs may call this machine, unless the environment says which addresses they may call.
+const (
+	allowPrivate    = "BULKACTION_HTTP_PROCESSOR_ALLOW_PRIVATE="
+	loopbackAllowed = "BULKACTION_HTTP_PROCESSOR_ALLOWED_CIDRS=127.0.0.0/8,::1/128"
+)
 
 const keysFile = "BULKACTION_BROKER_TOKEN_KEYS_FILE="
 

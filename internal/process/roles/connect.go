@@ -46,6 +46,10 @@ const fewPartitions = 16
 // error.
 func Connect(ctx context.Context, p *app.Process) (Base, error) {
 	cfg := p.Config.Redis
+	if t := p.Config.Worker.Timeout; t > redisx.MaxBlock {
+		p.Tel.Log.Warn("BULKACTION_WORKER_TIMEOUT is longer than one read may block: the rest of it has no effect",
+			"timeout", t, "longest", redisx.MaxBlock)
+	}
 	space, err := keyspace.New(cfg.KeyPrefix, cfg.Partitions)
 	if err != nil {
 		return Base{}, err

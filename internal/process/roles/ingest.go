@@ -90,6 +90,7 @@ func serveAPI(reducers *reducer.Registry, listening func(addr string), consume b
 			UI:             slices.Contains(c.Serve, "ui"),
 			Sessions:       sessions,
 			Secure:         p.Config.SecureUI(),
+			Prefix:         c.ConsolePrefix,
 			TraceURL:       c.TraceURLTemplate,
 		})
 		if err != nil {
@@ -97,7 +98,9 @@ func serveAPI(reducers *reducer.Registry, listening func(addr string), consume b
 		}
 		b.listening()
 		if listening != nil {
-			listening(g.Addr())
+			if err := p.Guard("Listening", func() error { listening(g.Addr()); return nil }); err != nil {
+				return err
+			}
 		}
 		if !consume {
 			return g.Run(ctx)

@@ -50,6 +50,8 @@ func store(p *app.Process, b Base, reducers *reducer.Registry, appender redis.Cm
 		Rate:                rate(c),
 		Limiter:             c.Backpressure.Limiter,
 		LimiterMode:         c.Backpressure.Share,
+		RequireTenant:       c.Ingest.RequireTenant,
+		FairPolicy:          c.FairQueue.Policy == "fair",
 		WaitReplicas:        c.Redis.WaitReplicas,
 		WaitTimeout:         c.Redis.CommandTimeout / 2, // so that the answer arrives before the timeout
 	}, b.Conn, b.Space, p.Tel, reducers, appender)

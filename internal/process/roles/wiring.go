@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -190,9 +191,9 @@ func (o Own) Worker(ctx context.Context, p *app.Process, b Base) error {
 		defer stop()
 		procs = builtIn
 	}
-	procs = append(procs, o.Processors...)
-	for i, proc := range procs {
-		procs[i] = processor.Use(proc, o.Middleware...)
+	procs, err := o.withMiddleware(p, append(procs, o.Processors...))
+	if err != nil {
+		return fmt.Errorf("%w: %w", app.ErrConfig, err)
 	}
 	c := p.Config
 	congestion := ledger.Congestion{
@@ -232,6 +233,32 @@ func (o Own) Worker(ctx context.Context, p *app.Process, b Base) error {
 	}
 	handlePool(p, w)
 	return w.Run(ctx)
+}
+
+// withMiddleware returns processors, of which the last are the program's own, with its middleware.
+// The error names what is nil, or panics in its use.
+func (o Own) withMiddleware(p *app.Process, procs []processor.Processor) ([]processor.Processor, error) {
+	for i, m := range o.Middleware {
+		if m == nil {
+			return nil, fmt.Errorf("middleware %d is nil", i)
+		}
+	}
+	builtIn := len(procs) - len(o.Processors)
+	for i, proc := range procs {
+		name := fmt.Sprintf("processor %d", i-builtIn)
+		if v := reflect.ValueOf(proc); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
+			return nil, fmt.Errorf("%s is nil (%T)", name, proc)
+		}
+		err := p.Guard(fmt.Sprintf("%s (%T) or its middleware", name, proc), func() error {
+			procs[i] = processor.Use(proc, o.Middleware...)
+			_ = proc.Type() // the worker calls it, too
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return procs, nil
 }
 
 // Aggregator runs the role that reduces results.

@@ -15,12 +15,13 @@ var needs = map[string]need{
 		commands: []string{
 			"del", "eval", "evalsha", "exec", "get", "getrange",
 			"hdel", "hexists", "hget", "hgetall", "hmget", "hscan",
-			"hstrlen", "info", "lpush", "lrange", "ltrim", "multi",
-			"pexpire", "ping", "publish", "scan", "scard", "set",
-			"setnx", "strlen", "subscribe", "time", "unsubscribe", "wait",
-			"xack", "xadd", "xautoclaim", "xdel", "xgroup|create", "xlen",
-			"xpending", "xrange", "xreadgroup", "xrevrange", "zcard", "zcount",
-			"zrange", "zrangebylex", "zrevrangebyscore", "zscan", "zscore",
+			"hstrlen", "info", "lindex", "llen", "lpush", "lrange",
+			"ltrim", "multi", "pexpire", "ping", "publish", "scan",
+			"scard", "set", "setnx", "strlen", "subscribe", "time",
+			"unsubscribe", "wait", "xack", "xadd", "xautoclaim", "xdel",
+			"xgroup|create", "xlen", "xpending", "xrange", "xreadgroup", "xrevrange",
+			"zcard", "zcount", "zrange", "zrangebylex", "zrevrangebyscore", "zscan",
+			"zscore",
 		},
 		keys: []string{
 			"activity", "auth:keys", "auth:session:*", "brokers", "dispatch:*", "guard:{*/*}:*",
@@ -59,8 +60,8 @@ var needs = map[string]need{
 	},
 	"worker": {
 		scripts: []string{
-			"acquire", "declare", "drop_consumer", "heartbeat", "inspect", "outcome",
-			"release", "renew", "start", "wait",
+			"acquire", "declare", "drop_consumer", "heartbeat", "heartbeats", "inspect",
+			"outcome", "release", "renew", "start", "wait",
 		},
 		commands: []string{
 			"blpop", "eval", "evalsha", "exec", "get", "hdel",
@@ -100,7 +101,7 @@ var needs = map[string]need{
 	},
 	"aggregator": {
 		scripts: []string{
-			"claim-unowned", "drop_consumer", "heartbeat", "reduce", "renumber",
+			"claim-unowned", "drop_consumer", "heartbeat", "heartbeats", "reduce", "renumber",
 		},
 		commands: []string{
 			"blpop", "eval", "evalsha", "exec", "get", "hdel",

@@ -190,33 +190,21 @@ func (r *Reader) Claim(
 	return entries, next, deleted, nil
 }
 
-// Pending returns up to count pending entries after the id `after`, of one consumer ("": of all),
-// that were idle for at least minIdle. If the group is missing, there are none.
-func (r *Reader) Pending(
-	ctx context.Context, stream, consumer string, minIdle time.Duration, after string, count int64,
-) ([]redis.XPendingExt, error) {
-	start := "-"
-	if after != FirstID {
-		start = "(" + after
-	}
+// TakeFrom gives up to count pending entries of another consumer to this one, and returns them. If
+// the group is missing, there are none.
+func (r *Reader) TakeFrom(ctx context.Context, stream, consumer string, count int64) ([]Entry, error) {
 	pending, err := r.conn.Cmd.XPendingExt(ctx, &redis.XPendingExtArgs{
-		Stream: stream, Group: r.group, Idle: minIdle, Start: start, End: "+", Count: count, Consumer: consumer,
+		Stream: stream, Group: r.group, Start: "-", End: "+", Count: count, Consumer: consumer,
 	}).Result()
 	if err != nil && !errors.Is(err, redis.Nil) && !call.IsNoGroup(err) {
 		return nil, fmt.Errorf("read pending entries of stream %s: %w", stream, err)
 	}
-	return pending, nil
-}
-
-// ClaimIDs gives those of the pending entries ids that were idle for at least minIdle to this
-// consumer, and returns them.
-func (r *Reader) ClaimIDs(ctx context.Context, stream string, minIdle time.Duration, ids []string) ([]Entry, error) {
-	if len(ids) == 0 {
+	if len(pending) == 0 {
 		return nil, nil
 	}
-	args := []any{"xclaim", stream, r.group, r.consumer, minIdle.Milliseconds()}
-	for _, id := range ids {
-		args = append(args, id)
+	args := []any{"xclaim", stream, r.group, r.consumer, 0}
+	for _, e := range pending {
+		args = append(args, e.ID)
 	}
 	reply, err := do(ctx, r.conn.Cmd, 1, args)
 	if err != nil {

@@ -33,9 +33,13 @@ type enterCall struct {
 // stream has a place.
 func (b *Broker) enterOne(ctx context.Context, kind enterKind, v waitingroom.Visitor) (waitingroom.EnterReply, error) {
 	c := &enterCall{visitor: v}
-	batcher, _ := b.batchers.GetOr(kind, func() (*redisx.Batcher[*enterCall], error) {
-		return redisx.NewBatcher[*enterCall](waitingroom.MostUsers), nil
-	})
+	b.enters.Lock()
+	batcher, _, ok := b.batchers.Get(kind)
+	if !ok {
+		batcher = redisx.NewBatcher[*enterCall](waitingroom.MostUsers)
+	}
+	b.batchers.Put(kind, batcher) // keeps it: of two batchers in use, the newer one could overtake the older one's visitors
+	b.enters.Unlock()
 	err := batcher.Do(context.WithoutCancel(ctx), func(ctx context.Context, all []*enterCall) {
 		b.enterBatch(ctx, kind, all)
 	}, c)

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -54,7 +55,8 @@ type Broker struct {
 	lookups      lookups
 	// batchers has a batcher for each kind of enter's calls: visitors who come while a call runs share
 	// the next one, because a call for one user costs Redis more than ten times as much as a user in a
-	// large call. That two batchers of a kind are in use, when one is too old, does no harm.
+	// large call.
+	enters      sync.Mutex // held while a batcher is looked up and kept
 	batchers    *redisx.Cache[enterKind, *redisx.Batcher[*enterCall]]
 	draining    atomic.Bool
 	suspended   atomic.Bool  // positions wait until all users have entered again

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
@@ -119,7 +121,12 @@ func (r *Rooms) Renew(ctx context.Context, event, user, fence string) (Claim, er
 // Verify returns whether a token is valid now: the code InProgress with the expiry after its latest
 // renewal, or None. It also returns Redis's time. It changes nothing.
 func (r *Rooms) Verify(ctx context.Context, event, user, fence string) (Claim, time.Time, error) {
-	rec, now, err := r.record(ctx, event, user)
+	p := r.space.OfEvent(event)
+	pipe := r.rdb.Pipeline()
+	fields, clock := pipe.HMGet(ctx, p.RoomUsers(event), user), pipe.Time(ctx)
+	_, err := pipe.Exec(ctx)
+	rec, err := readRecord(p, fields, err)
+	now := clock.Val()
 	if err != nil || rec.letter != 'P' || rec.fence != fence || !rec.expires.After(now) {
 		return Claim{Code: None}, now, err
 	}
@@ -129,21 +136,20 @@ func (r *Rooms) Verify(ctx context.Context, event, user, fence string) (Claim, t
 // State returns the code of a user's state: Entered (waiting), Away, Ready (holds a slot),
 // InProgress (has a token) or None (no record). It changes nothing.
 func (r *Rooms) State(ctx context.Context, event, user string) (Code, error) {
-	rec, _, err := r.record(ctx, event, user)
+	p := r.space.OfEvent(event)
+	fields := r.rdb.HMGet(ctx, p.RoomUsers(event), user)
+	rec, err := readRecord(p, fields, fields.Err())
 	return map[byte]Code{0: None, 'W': Entered, 'A': Away, 'R': Ready, 'P': InProgress}[rec.letter], err
 }
 
-// record reads a user's record, and Redis's time. Without a readable record, it is empty.
-func (r *Rooms) record(ctx context.Context, event, user string) (rec record, now time.Time, err error) {
-	p := r.space.OfEvent(event)
-	pipe := r.rdb.Pipeline()
-	fields, clock := pipe.HMGet(ctx, p.RoomUsers(event), user), pipe.Time(ctx)
-	if _, err := pipe.Exec(ctx); err != nil {
-		return record{}, now, fmt.Errorf("partition %d: read the record of a user: %w", p.Index(), err)
+// readRecord returns the record in a reply of HMGET. Without a readable record, it is empty.
+func readRecord(p keyspace.Partition, fields *redis.SliceCmd, err error) (record, error) {
+	if err != nil {
+		return record{}, fmt.Errorf("partition %d: read the record of a user: %w", p.Index(), err)
 	}
 	text, _ := fields.Val()[0].(string)
-	rec, _ = parseRecord(text)
-	return rec, clock.Val(), nil
+	rec, _ := parseRecord(text)
+	return rec, nil
 }
 
 // Complete removes a user who has a token, because the protected service is done with the user, and

@@ -44,6 +44,9 @@ type WorkerReport struct {
 	// NoPermissionUntil is, by gated type, the time until which the worker starts none of its jobs,
 	// because it can get no permission.
 	NoPermissionUntil map[string]time.Time `json:"no_permission_until,omitempty"`
+	// RunningSince is, by the id of a job, when the job began to run, by the clock of the worker. It
+	// has 200 jobs at most.
+	RunningSince map[string]time.Time `json:"running_since,omitempty"`
 }
 
 // PublishWorker stores the heartbeat of a worker process.
@@ -67,7 +70,7 @@ func PublishBroker(
 // Brokers returns the statuses of live brokers, ordered by id. It deletes old statuses, as read
 // does.
 func Brokers(ctx context.Context, conn *redisx.Conn, space keyspace.Space) ([]api.StageStatus, error) {
-	return read[api.StageStatus](ctx, conn, space.Brokers())
+	return read[api.StageStatus](ctx, conn, space.Brokers(), 20*TTL)
 }
 
 // Withdraw removes the heartbeat of a process of any role but broker when the process stops, also
@@ -77,7 +80,62 @@ func Withdraw(ctx context.Context, conn *redisx.Conn, space keyspace.Space, id s
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
 	_ = conn.Cmd.HDel(ctx, space.Workers(), id).Err()
-	_ = conn.Cmd.HDel(ctx, space.Stages(), id).Err()
+	// The last report of another role stays, for Absent.
+	if all, _, err := reports(ctx, conn, space.Stages()); err == nil && all[id] != "" {
+		_, text := splitReport(all[id])
+		var s departed
+		if json.Unmarshal([]byte(text), &s.StageStatus) == nil {
+			s.Left = true
+			_ = publish(ctx, conn, space.Stages(), id, s)
+		}
+	}
+}
+
+// departed is the last report of a process that has stopped in order.
+type departed struct {
+	api.StageStatus
+	Left bool `json:"left"`
+}
+
+// The report of a process of a stage that is gone is kept for remember, while the hash has at most
+// maxRemembered reports, and otherwise for 20 times TTL: it says since when its role is away.
+const (
+	remember      = 24 * time.Hour
+	maxRemembered = 100
+)
+
+// Absent returns those of the roles, in the order given, that have no live process, and for how
+// long each has had none; 0 if that is not known.
+func Absent(
+	ctx context.Context, conn *redisx.Conn, space keyspace.Space, roles ...string,
+) (absent []string, away []time.Duration, err error) {
+	all, now, err := reports(ctx, conn, space.Stages())
+	if err != nil {
+		return nil, nil, err
+	}
+	last, alive := map[string]time.Time{}, map[string]bool{}
+	for _, report := range all {
+		var s departed
+		at, text := splitReport(report)
+		if json.Unmarshal([]byte(text), &s) != nil {
+			continue
+		}
+		if at.After(last[s.Role]) {
+			last[s.Role] = at
+		}
+		alive[s.Role] = alive[s.Role] || !s.Left && now.Sub(at) <= TTL
+	}
+	for _, role := range roles {
+		if alive[role] {
+			continue
+		}
+		gone := time.Duration(0)
+		if at, known := last[role]; known {
+			gone = max(now.Sub(at), time.Millisecond)
+		}
+		absent, away = append(absent, role), append(away, gone)
+	}
+	return absent, away, nil
 }
 
 func publish(ctx context.Context, conn *redisx.Conn, key, id string, status any) error {
@@ -110,38 +168,56 @@ var (
 
 // Workers returns the reports of live workers, ordered by id. It deletes old reports, as read does.
 func Workers(ctx context.Context, conn *redisx.Conn, space keyspace.Space) ([]WorkerReport, error) {
-	return read[WorkerReport](ctx, conn, space.Workers())
+	return read[WorkerReport](ctx, conn, space.Workers(), 20*TTL)
 }
 
 // Stages returns the statuses of live processes of all roles but worker and broker, ordered by id.
 // It deletes old statuses, as read does.
 func Stages(ctx context.Context, conn *redisx.Conn, space keyspace.Space) ([]api.StageStatus, error) {
-	return read[api.StageStatus](ctx, conn, space.Stages())
+	return read[api.StageStatus](ctx, conn, space.Stages(), remember)
 }
 
-// read returns the statuses of live processes in the hash at key, ordered by id. It deletes
-// statuses that are older than 20 times TTL or can't be read.
-func read[T any](ctx context.Context, conn *redisx.Conn, key string) ([]T, error) {
+// reports returns the reports in the hash at key, by the id of the process, and the time of Redis.
+func reports(ctx context.Context, conn *redisx.Conn, key string) (all map[string]string, now time.Time, err error) {
 	r := heartbeats.Read(ctx, conn.Cmd, []string{key}, nil)
-	all := map[string]string{}
+	all = map[string]string{}
 	for r.Len() > 1 {
 		id := r.Text()
 		all[id] = r.Text()
 	}
-	now := r.Time()
+	now = r.Time()
 	if err := r.Err(); err != nil {
-		return nil, fmt.Errorf("read status: %w", err)
+		return nil, now, fmt.Errorf("read status: %w", err)
+	}
+	return all, now, nil
+}
+
+// splitReport returns when a report was stored, by Redis, and its JSON.
+func splitReport(report string) (at time.Time, text string) {
+	shown, text, _ := strings.Cut(report, " ")
+	ms, _ := strconv.ParseInt(shown, 10, 64)
+	return time.UnixMilli(ms), text
+}
+
+// read returns the statuses of live processes in the hash at key, ordered by id. It deletes
+// statuses that can't be read or are older than keep; if the hash has many, those older than 20
+// times TTL.
+func read[T any](ctx context.Context, conn *redisx.Conn, key string, keep time.Duration) ([]T, error) {
+	all, now, err := reports(ctx, conn, key)
+	if err != nil {
+		return nil, err
 	}
 	var live []T
 	for _, id := range slices.Sorted(maps.Keys(all)) {
 		var s T
-		shown, text, _ := strings.Cut(all[id], " ")
-		ms, _ := strconv.ParseInt(shown, 10, 64)
+		var end departed
+		at, text := splitReport(all[id])
 		err := json.Unmarshal([]byte(text), &s)
-		switch age := now.Sub(time.UnixMilli(ms)); {
-		case err != nil || age > 20*TTL:
-			_ = conn.Cmd.HDel(ctx, key, id).Err() // unreadable, or left by a process that was killed
-		case age <= TTL:
+		_ = json.Unmarshal([]byte(text), &end)
+		switch age := now.Sub(at); {
+		case err != nil || age > keep || age > 20*TTL && len(all) > maxRemembered:
+			_ = conn.Cmd.HDel(ctx, key, id).Err() // unreadable, or left by a process that is gone
+		case age <= TTL && !end.Left:
 			live = append(live, s)
 		}
 	}

@@ -97,6 +97,12 @@ func scripts() (all [][]string) {
 			}
 			all = append(all, files)
 		}
+		if filepath.Dir(path) == "internal/room/waitingroom" {
+			for _, call := range ofLedger.FindAllStringSubmatch(text, -1) {
+				name := literal.FindStringSubmatch(call[1])[1]
+				all = append(all, []string{"parts/base", "parts/limiters", "parts/signals", "parts/room", "room/" + name})
+			}
+		}
 		if filepath.Dir(path) != "internal/jobs/ledger" {
 			return nil
 		}

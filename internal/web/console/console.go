@@ -7,6 +7,7 @@
 package console
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -92,6 +93,24 @@ func New(shared httpapi.Shared, o Options) *Console {
 	c.mux.HandleFunc("POST "+root+"/theme", login.setTheme)
 	c.mux.HandleFunc(root+"/", inTime(c.notFound))
 	return c
+}
+
+// redirect sends the browser to a path of the console.
+func (c *Console) redirect(w http.ResponseWriter, r *http.Request, to string) {
+	http.Redirect(w, r, c.Prefix+to, http.StatusSeeOther)
+}
+
+// withPrefix returns a rendered page or region with the links and forms that browsers use behind a
+// proxy. Texts of users can't imitate an attribute, because quotes are escaped in them.
+func (c *Console) withPrefix(html []byte) []byte {
+	if c.Prefix == "" {
+		return html
+	}
+	for _, attribute := range []string{"href", "action", "src"} {
+		at := " " + attribute + `="`
+		html = bytes.ReplaceAll(html, []byte(at+"/"), []byte(at+c.Prefix+"/"))
+	}
+	return html
 }
 
 // policy is the Content-Security-Policy header of all answers: a page may load and call only what
@@ -245,7 +264,7 @@ func (c *Console) authorized(scope auth.Scope, serve http.HandlerFunc) http.Hand
 		ctx, err := c.principal(r, true)
 		switch {
 		case errors.Is(err, errNoSession):
-			askForLogin(w, r)
+			c.askForLogin(w, r)
 			return
 		case err != nil:
 			c.fail(w, r, err)
@@ -275,7 +294,7 @@ func (c *Console) servePage(p page) http.HandlerFunc {
 		var to redirectError
 		switch {
 		case errors.As(err, &to):
-			http.Redirect(w, r, string(to), http.StatusSeeOther)
+			c.redirect(w, r, string(to))
 		case errors.Is(err, api.ErrUnavailable), errors.Is(err, context.DeadlineExceeded):
 			if last, at, ok := c.last.Get(keyOf(r)); ok {
 				c.render(w, r, http.StatusServiceUnavailable, last, at)
@@ -346,7 +365,7 @@ func (c *Console) serveAction(a action) http.HandlerFunc {
 		case a.show != nil:
 			c.render(w, r, http.StatusOK, shown, time.Time{})
 		default:
-			http.Redirect(w, r, to, http.StatusSeeOther)
+			c.redirect(w, r, to)
 		}
 	}
 }

@@ -23,6 +23,7 @@ func functions(hasPage func(string) bool, traceURL string) template.FuncMap {
 		"duration":     duration,
 		"expected":     expected,
 		"hasPage":      hasPage,
+		"holdsUp":      holdsUp,
 		"isoTime":      func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
 		"lower":        strings.ToLower,
 		"milliseconds": func(ms int64) string { return duration(float64(ms) / 1000) },
@@ -36,6 +37,16 @@ func functions(hasPage func(string) bool, traceURL string) template.FuncMap {
 		"trace":        func(group, ordinal, id string) string { return traceLink(traceURL, group, ordinal, id) },
 		"words":        func(text string) string { return strings.ReplaceAll(text, "_", " ") },
 	}
+}
+
+// holdsUp says whether somebody has to do something before jobs go on that wait for a reason. The
+// other reasons are normal while a group runs, so they are not shown as a warning.
+func holdsUp(reason string) bool {
+	switch reason {
+	case "", api.WhyScheduled, api.WhyRetry, api.WhyCongestion, api.WhyResource, api.WhyRate, api.WhyCapacity, api.WhyFairness:
+		return false
+	}
+	return true
 }
 
 // traceLink returns traceURL with the placeholders replaced. It returns "" if traceURL is empty, or

@@ -366,7 +366,7 @@ func (c *Console) renderRegions(
 		if err := c.views().pages[page].ExecuteTemplate(&out, livePrefix+id, f); err != nil {
 			return nil, fmt.Errorf("render region %s: %w", id, err)
 		}
-		html[id] = out.String()
+		html[id] = string(c.withPrefix(out.Bytes()))
 	}
 	return html, nil
 }

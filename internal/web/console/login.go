@@ -72,12 +72,12 @@ func (c *Console) principal(r *http.Request, request bool) (context.Context, err
 
 // askForLogin redirects a browser without a session to the login page. After a GET, the login later
 // leads back to the page that the browser asked for; otherwise to the overview.
-func askForLogin(w http.ResponseWriter, r *http.Request) {
+func (c *Console) askForLogin(w http.ResponseWriter, r *http.Request) {
 	to := root + "/login"
 	if r.Method == http.MethodGet && r.URL.Path != root+"/" {
 		to += "?next=" + url.QueryEscape(r.URL.RequestURI())
 	}
-	http.Redirect(w, r, to, http.StatusSeeOther)
+	c.redirect(w, r, to)
 }
 
 // loginPage serves the login and the logout, and stores the theme in a cookie.
@@ -88,7 +88,7 @@ type loginForm struct{ Next, Problem string }
 
 func (c loginPage) show(w http.ResponseWriter, r *http.Request) {
 	if _, err := c.principal(r, true); err == nil {
-		http.Redirect(w, r, safeNext(r.URL.Query().Get("next")), http.StatusSeeOther)
+		c.redirect(w, r, safeNext(r.URL.Query().Get("next")))
 		return
 	}
 	c.showForm(w, r, http.StatusOK, loginForm{Next: safeNext(r.URL.Query().Get("next"))})
@@ -102,7 +102,7 @@ func (c loginPage) showForm(w http.ResponseWriter, r *http.Request, status int, 
 // session, that one ends.
 func (c loginPage) begin(w http.ResponseWriter, r *http.Request) {
 	if c.Keys == nil {
-		http.Redirect(w, r, root+"/", http.StatusSeeOther)
+		c.redirect(w, r, root+"/")
 		return
 	}
 	if err := parseForm(w, r); err != nil {
@@ -150,7 +150,7 @@ func (c loginPage) begin(w http.ResponseWriter, r *http.Request) {
 	}
 	c.Log.InfoContext(r.Context(), "login to the console", "key", p.KeyID, "role", string(p.Role))
 	c.setCookie(w, c.cookieName(), token, session.Lifetime)
-	http.Redirect(w, r, form.Next, http.StatusSeeOther)
+	c.redirect(w, r, form.Next)
 }
 
 // end serves the logout. If Redis is away, the session can't be ended there, but the browser's
@@ -162,7 +162,7 @@ func (c loginPage) end(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	c.setCookie(w, c.cookieName(), "", 0)
-	http.Redirect(w, r, root+"/login", http.StatusSeeOther)
+	c.redirect(w, r, root+"/login")
 }
 
 // setCookie sets a cookie that scripts can't read and that browsers don't send with requests of
@@ -172,8 +172,12 @@ func (c loginPage) setCookie(w http.ResponseWriter, name, value string, lifetime
 	if age == 0 {
 		age = -1
 	}
+	path := c.Prefix + "/"
+	if strings.HasPrefix(name, "__Host-") { // browsers demand it
+		path = "/"
+	}
 	http.SetCookie(w, &http.Cookie{
-		Name: name, Value: value, Path: "/", MaxAge: age, HttpOnly: true, Secure: c.Secure,
+		Name: name, Value: value, Path: path, MaxAge: age, HttpOnly: true, Secure: c.Secure,
 		SameSite: http.SameSiteStrictMode,
 	})
 }
@@ -222,5 +226,5 @@ func (c loginPage) setTheme(w http.ResponseWriter, r *http.Request) {
 	theme := r.PostForm.Get("theme")
 	r.Header.Set("Cookie", themeCookie+"="+theme)
 	c.setCookie(w, themeCookie, themeOf(r), 365*24*time.Hour)
-	http.Redirect(w, r, safeNext(r.PostForm.Get("next")), http.StatusSeeOther)
+	c.redirect(w, r, safeNext(r.PostForm.Get("next")))
 }

@@ -262,6 +262,13 @@ func TestGroup(t *testing.T) {
 	} {
 		require.Contains(t, d.text, want)
 	}
+	require.NotContains(t, w.get("/ui/groups/running-1").Body.String(), `class="why"`, "a used-up limit is no warning")
+	for reason, warns := range map[string]bool{
+		"": false, api.WhyCapacity: false, api.WhyFairness: false, api.WhyRetry: false,
+		api.WhyPaused: true, api.WhyNoProcessor: true, api.WhyMissingRole: true,
+	} {
+		require.Equal(t, warns, holdsUp(reason), reason)
+	}
 	require.Subset(t, d.actions(), []string{"/ui/groups/running-1/resume", "/ui/groups/running-1/cancel", "/ui/groups/running-1/seal"})
 	d = w.page("/ui/groups/failed-1")
 	require.Contains(t, d.text, "Retry 100 failed jobs")

@@ -165,7 +165,7 @@ func (c *Console) render(w http.ResponseWriter, r *http.Request, status int, v v
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	w.WriteHeader(status)
-	_, _ = out.WriteTo(w) // an error means that the client has left
+	_, _ = w.Write(c.withPrefix(out.Bytes())) // an error means that the client has left
 }
 
 // host matches a Host header that is safe to show in a command line.
@@ -196,7 +196,7 @@ func (c *Console) apiOption(r *http.Request) string {
 	if at == "http://127.0.0.1:8080" || at == "http://localhost:8080" {
 		return ""
 	}
-	return at
+	return at + c.Prefix
 }
 
 // failure is the template data of an error page.

@@ -62,6 +62,7 @@ type Config struct {
 	UI       bool           // the console is served, at /ui/
 	Sessions *session.Store // of the console; needed with UI and Keys
 	Secure   bool           // browsers reach the console over https alone
+	Prefix   string         // of the path under which a proxy shows the console; "": none
 	TraceURL string         // of the links to traces in the console, with placeholders; "": there are none
 }
 
@@ -143,6 +144,7 @@ func (g *Gateway) options() httpapi.Options {
 		Log:      g.Tel.Log,
 		Decoder:  c.Decoder,
 		Version:  g.Version,
+		Prefix:   c.Prefix,
 	}
 	ui := console.Options{Secure: c.Secure, TraceURL: c.TraceURL}
 	if c.Keys != nil {

@@ -1,8 +1,6 @@
 package httpapi
 
 import (
-	"bufio"
-	"bytes"
 	"cmp"
 	"context"
 	"crypto/sha256"
@@ -21,6 +19,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/access/auth"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/web"
+	"github.com/bulkaction/bulkaction/internal/web/joblines"
 	"github.com/bulkaction/bulkaction/internal/web/records"
 )
 
@@ -34,39 +33,13 @@ const (
 	maxBatchBytes = 512 << 10
 )
 
-const (
-	readBuffer = 64 << 10
-	maxLine    = messages.MaxPayloadBytes + records.RowOverhead
-	maxRecord  = maxLine + 2 // 2 is the length of a line break
-	// maxSkipped bounds a line that is too long, in bytes. A line up to this length is rejected,
-	// and the next ones are read. A longer one, which may be endless, fails the request. The Go
-	// client cuts longer lines to half of this, so that the server can reject them.
-	maxSkipped     = 2 << 20
-	maxListedLines = 1000 // rejected lines beyond these are counted but not listed
-)
+const maxListedLines = 1000 // rejected lines beyond these are counted but not listed
 
 // AppendOptions is the data of a batch of appended jobs beside the jobs.
 type AppendOptions struct {
 	RequestID   string // unique per group; a repeated id comes with the same jobs
 	TraceParent string // W3C traceparent of the request; "" when it is absent or malformed
 }
-
-// jobSource reads jobs from a body. next returns a job and the number of the line at which it
-// begins. The error *lineError rejects only this line. io.EOF is the end of the body, with the
-// number of the line behind it. After any other error the body can't be read further. size is the
-// number of bytes by which the line counts towards the limit of its batch; it depends only on the
-// line.
-type jobSource interface {
-	next() (job messages.Job, line int64, size int, err error)
-}
-
-// lineError says why one line is rejected.
-type lineError struct{ problem string }
-
-func (e *lineError) Error() string { return e.problem }
-
-var errLongLine = &lineError{fmt.Sprintf("is too long: at most %d bytes of payload are accepted",
-	messages.MaxPayloadBytes)}
 
 // appendJobs appends the jobs of a body of any length to a group. Memory use does not grow with the
 // body.
@@ -101,8 +74,7 @@ func (s *server) appendJobs(w http.ResponseWriter, r *http.Request) error {
 	}
 	defer end()
 	bodyOf(r).streamed = true
-	in := bufio.NewReaderSize(r.Body, readBuffer)
-	src, err := newJobSource(in, typ == "text/csv", table, s.Decoder)
+	src, err := newJobSource(r.Body, typ == "text/csv", table, s.Decoder)
 	if err != nil {
 		return err
 	}
@@ -135,11 +107,16 @@ func (s *server) appendJobs(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-func newJobSource(in *bufio.Reader, csv bool, table records.TableOptions, d messages.Decoder) (jobSource, error) {
-	if csv {
-		return newCSVSource(in, table)
+// newJobSource returns a source of the jobs in a text, or the problem of its CSV header.
+func newJobSource(text io.Reader, csv bool, o records.TableOptions, d messages.Decoder) (*joblines.Source, error) {
+	src, line, err := joblines.New(text, csv, o, d)
+	if bad, ok := errors.AsType[*records.HeaderError](err); ok {
+		return nil, headerProblem(bad)
 	}
-	return &ndjsonSource{lines: newRecords(in, records.NDJSON), decoder: d}, nil
+	if err != nil {
+		return nil, brokenRecord(err, line)
+	}
+	return src, nil
 }
 
 // newRequestIDPrefix returns the prefix of the request ids of a body's batches. An id is the
@@ -176,10 +153,10 @@ type bodyAppender struct {
 
 // run appends all jobs of src, batch by batch. After an error, a.answer counts the batches before
 // the current one, which may be stored, too.
-func (a *bodyAppender) run(ctx context.Context, src jobSource) error {
+func (a *bodyAppender) run(ctx context.Context, src *joblines.Source) error {
 	for {
-		job, line, size, err := src.next()
-		var bad *lineError
+		job, line, size, err := src.Next()
+		var bad *joblines.LineError
 		isBad := errors.As(err, &bad)
 		switch {
 		case errors.Is(err, io.EOF):
@@ -197,7 +174,7 @@ func (a *bodyAppender) run(ctx context.Context, src jobSource) error {
 		a.batchLines++
 		a.batchBytes += size
 		if isBad {
-			a.batchRejected = append(a.batchRejected, api.LineError{Line: line, Error: truncate(bad.problem)})
+			a.batchRejected = append(a.batchRejected, api.LineError{Line: line, Error: truncate(bad.Problem)})
 			continue
 		}
 		a.batch, a.batchAt = append(a.batch, job), append(a.batchAt, line)
@@ -264,48 +241,18 @@ func (a *bodyAppender) storeLastBatch(ctx context.Context, end int64) error {
 	return err
 }
 
-func newRecords(in *bufio.Reader, format records.Format) *records.Reader {
-	r := records.NewReader(in, format, maxRecord)
-	r.Longest = maxSkipped
-	return r
-}
-
 // brokenRecord returns the problem for a body that can't be read further: err occurred at the
 // record that begins at the given line.
 func brokenRecord(err error, line int64) *web.Problem {
+	if bad, ok := errors.AsType[*records.TextError](err); ok {
+		return web.NewProblem(api.Invalid, bad.Error(), api.FieldError{Field: "body", Problem: bad.Problem})
+	}
 	if errors.Is(err, records.ErrTooLong) {
 		return web.NewProblem(api.TooLarge, fmt.Sprintf(
 			"the record that begins at line %d is longer than %d bytes: it has no line break, or a quote is open",
-			line, maxSkipped))
+			line, joblines.MaxSkipped))
 	}
 	return brokenBody(err)
-}
-
-// ndjsonSource is a jobSource for NDJSON, with one job in each line: {"payload": …}.
-type ndjsonSource struct {
-	lines   *records.Reader
-	decoder messages.Decoder
-}
-
-func (s *ndjsonSource) next() (messages.Job, int64, int, error) {
-	for {
-		rec, err := s.lines.Next()
-		if err != nil {
-			return messages.Job{}, rec.Line, 0, err
-		}
-		if rec.Truncated {
-			return messages.Job{}, rec.Line, 0, errLongLine
-		}
-		text := bytes.TrimSpace(rec.Data)
-		if len(text) == 0 {
-			continue
-		}
-		job, err := s.decoder.DecodeJob(text)
-		if err != nil {
-			err = &lineError{err.Error()}
-		}
-		return job, rec.Line, len(text), err
-	}
 }
 
 // tableQuery lists the query parameters that an append of CSV may have.
@@ -313,7 +260,6 @@ var tableQuery = []string{"delimiter", "types", "key_column"}
 
 // tableOptions parses the query parameters of an append of CSV.
 func tableOptions(q url.Values) (o records.TableOptions, err error) {
-	o.MaxPayload = messages.MaxPayloadBytes
 	if o.Delimiter, err = records.ParseDelimiter(q.Get("delimiter")); err != nil {
 		return o, invalidField("delimiter", err.Error())
 	}
@@ -322,22 +268,6 @@ func tableOptions(q url.Values) (o records.TableOptions, err error) {
 	}
 	o.Key = q.Get("key_column")
 	return o, nil
-}
-
-// csvSource turns each row of a table into a job.
-type csvSource struct{ table *records.Table }
-
-// newCSVSource reads the header row of a table, and returns a source of the jobs in the later rows.
-func newCSVSource(in *bufio.Reader, o records.TableOptions) (*csvSource, error) {
-	table, line, err := records.NewTable(newRecords(in, records.CSV), o)
-	var bad *records.HeaderError
-	switch {
-	case errors.As(err, &bad):
-		return nil, headerProblem(bad)
-	case err != nil:
-		return nil, brokenRecord(err, line)
-	}
-	return &csvSource{table}, nil
 }
 
 // headerProblem returns the problem for a CSV body whose header row is refused.
@@ -350,24 +280,10 @@ func headerProblem(bad *records.HeaderError) *web.Problem {
 		field = fmt.Sprintf("header[%d]", bad.Column-1)
 	}
 	if bad.Looks != 0 {
+		if bad.Excel {
+			detail += "; remove it"
+		}
 		detail += "; send the query parameter delimiter=" + url.QueryEscape(string(bad.Looks))
 	}
 	return web.NewProblem(api.Invalid, detail, api.FieldError{Field: field, Problem: detail})
-}
-
-func (s *csvSource) next() (messages.Job, int64, int, error) {
-	payload, key, line, err := s.table.NextWithKey()
-	var bad *records.RowError
-	switch {
-	case errors.Is(err, records.ErrLongRow):
-		return messages.Job{}, line, 0, errLongLine
-	case errors.As(err, &bad):
-		return messages.Job{}, line, 0, &lineError{bad.Problem}
-	case err != nil:
-		return messages.Job{}, line, 0, err
-	}
-	if key != "" && !messages.ValidJobKey(key) {
-		return messages.Job{}, line, 0, &lineError{"key must " + messages.JobKeyRule}
-	}
-	return messages.Job{Payload: payload, Key: key}, line, len(payload), nil
 }

@@ -382,6 +382,9 @@ func TestAppendCSVWithOptions(t *testing.T) {
 		"no header":      {"", "\n", "header", "line 1: the header is missing"},
 		"column":         {"", "a,b,a\n", "header[2]", `line 1, column 3 repeats the name "a" of column 1`},
 		"semicolons":     {"", "a;b\n", "header", "send the query parameter delimiter=%3B"},
+		"Excel":          {"", "\xef\xbb\xbfsep=;\r\na;b\r\n", "header", "remove it; send the query parameter delimiter=%3B"},
+		"CR":             {"", "to,n\ra,1\rb,2\r", "header", "has a carriage return inside: end the lines with LF or CRLF"},
+		"workbook":       {"", "PK\x03\x04", "body", "is a ZIP archive, such as a workbook"},
 		"delimiter":      {"delimiter=x", "a\n", "delimiter", "must be a comma, a semicolon"},
 		"types":          {"types=age", "a\n", "types", "write it as name:type"},
 		"unknown column": {"types=age:number", "a\n", "types", `names the column "age"`},
@@ -396,7 +399,21 @@ func TestAppendCSVWithOptions(t *testing.T) {
 			require.Contains(t, p.Fields[0].Problem, c.problem)
 		})
 	}
-	rec := call(t, h, "POST", "/v1/groups/g/jobs?delimiter=%3B", "{}", "Content-Type", "application/x-ndjson")
+	for body, problem := range map[string]string{
+		"[\n{\"payload\":1},\n{\"payload\":2}\n]\n": "is a JSON array, not NDJSON",
+		"\xff\xfe{\x00}\x00":                        "is in UTF-16",
+	} {
+		rec := postJobs(t, h, "application/x-ndjson", body)
+		require.Equal(t, 422, rec.Code)
+		require.Contains(t, rec.Body.String(), `"field":"body","problem":"`+problem)
+	}
+	require.Len(t, f.Payloads("g"), 1, "nothing more is stored")
+	rec := postJobs(t, h, "application/x-ndjson", "{\"payload\":1}\r{\"payload\":2}\r\n[{\"payload\":3}]\n")
+	require.Equal(t, 200, rec.Code)
+	require.Contains(t, rec.Body.String(), "the line has a carriage return inside: end lines with LF or CRLF")
+	require.Contains(t, rec.Body.String(), `"rejected_total":2`)
+	require.Equal(t, 200, postJobs(t, h, "text/csv; charset=utf-8; header=present", "a\n1\n").Code)
+	rec = call(t, h, "POST", "/v1/groups/g/jobs?delimiter=%3B", "{}", "Content-Type", "application/x-ndjson")
 	require.Equal(t, 422, rec.Code)
 	require.Contains(t, rec.Body.String(), "only for Content-Type text/csv")
 }

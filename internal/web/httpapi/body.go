@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"mime"
 	"net/http"
 	"os"
@@ -24,16 +25,30 @@ import (
 )
 
 // mediaType returns the media type of the body. It refuses, by the headers, media types that are
-// not in want, charsets other than UTF-8 and US-ASCII, and compression.
+// not in want, charsets other than UTF-8 and US-ASCII, parameters that it does not know, and
+// compression.
 func mediaType(r *http.Request, want ...string) (string, error) {
 	typ, params, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	charset := strings.ToLower(params["charset"])
 	encoding := r.Header.Get("Content-Encoding")
+	header := strings.ToLower(params["header"])
+	delete(params, "charset")
+	if typ == "text/csv" {
+		delete(params, "header")
+	}
 	switch {
 	case err != nil, !slices.Contains(want, typ):
 		return "", web.NewProblem(api.UnsupportedMedia, "Content-Type must be "+strings.Join(want, " or "))
 	case charset != "" && charset != "utf-8" && charset != "us-ascii":
 		return "", web.NewProblem(api.UnsupportedMedia, "the body must be in UTF-8")
+	case typ == "text/csv" && header != "" && header != "present":
+		return "", web.NewProblem(api.UnsupportedMedia,
+			"Content-Type text/csv must have a header row, so its parameter header must be present: "+
+				"the first row names the payload's fields")
+	case len(params) > 0:
+		return "", web.NewProblem(api.UnsupportedMedia, fmt.Sprintf(
+			"Content-Type has the parameter %q, which is not known: leave it out",
+			truncate(slices.Sorted(maps.Keys(params))[0])))
 	case encoding != "" && encoding != "identity":
 		return "", web.NewProblem(api.UnsupportedMedia, "the body must not be compressed")
 	}

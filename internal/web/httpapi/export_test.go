@@ -1,6 +1,9 @@
 package httpapi
 
-import "github.com/bulkaction/bulkaction/internal/access/auth"
+import (
+	"github.com/bulkaction/bulkaction/internal/access/auth"
+	"github.com/bulkaction/bulkaction/internal/web/joblines"
+)
 
 // Route is a route as tests of the whole API see it.
 type Route struct {
@@ -34,7 +37,7 @@ func (s *server) SetMostStreams(n int64) { s.streams.Max = n }
 const (
 	AbortTimeout, BodyMemoryWait, BodyTimeout, IdleTimeout = abortTimeout, bodyMemoryWait, bodyTimeout, idleTimeout
 	SlowStart, StillInterval, StoreTimeout, StreamBuffer   = slowStart, stillInterval, storeTimeout, streamBuffer
-	MaxAppends, MaxBatchLines, MaxEventAggregate, MaxLine  = maxAppends, maxBatchLines, maxEventAggregate, maxLine
-	MaxKeyStreams, MaxListedLines, MaxSkipped, SmallBody   = maxKeyStreams, maxListedLines, maxSkipped, smallBody
+	MaxAppends, MaxBatchLines, MaxEventAggregate, MaxLine  = maxAppends, maxBatchLines, maxEventAggregate, joblines.MaxLine
+	MaxKeyStreams, MaxListedLines, MaxSkipped, SmallBody   = maxKeyStreams, maxListedLines, joblines.MaxSkipped, smallBody
 	JSONType, MergePatchType, Open                         = jsonType, mergePatchType, open
 )

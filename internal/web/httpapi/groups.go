@@ -322,7 +322,7 @@ func getAudit(b Backend) func(*http.Request) (api.AuditState, error) {
 // this server has it.
 func (s *server) getIndex(w http.ResponseWriter, r *http.Request) error {
 	if s.UI != nil && strings.Contains(r.Header.Get("Accept"), "text/html") {
-		http.Redirect(w, r, uiRoot, http.StatusSeeOther)
+		http.Redirect(w, r, s.Prefix+uiRoot, http.StatusSeeOther)
 		return nil
 	}
 	return show(s.showIndex)(w, r)

@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,6 +29,7 @@ func (s *server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	w := &responseWriter{ResponseWriter: rw, ctl: http.NewResponseController(rw), body: s.newBodyReader(rw, r)}
 	r = r.WithContext(r.Context()) // a copy, because net/http needs the body of its own request unchanged
 	r.Body = w.body
+	r.URL = withoutPrefix(r.URL, s.Prefix)
 	start := time.Now()
 	id := r.Header.Get("X-Request-Id")
 	if !api.ValidID(id) {
@@ -60,7 +62,22 @@ func (s *server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		s.fail(w, r, err)
 		return
 	}
+	if s.Prefix != "" && s.UI != nil && r.URL.Path+"/" == uiRoot {
+		http.Redirect(w, r, s.Prefix+uiRoot, http.StatusSeeOther) // the mux knows no prefix
+		return
+	}
 	s.mux.ServeHTTP(w, r)
+}
+
+// withoutPrefix returns the URL of a request without the prefix that a proxy may have left in it.
+func withoutPrefix(u *url.URL, prefix string) *url.URL {
+	if prefix == "" || u.Path != prefix && !strings.HasPrefix(u.Path, prefix+"/") {
+		return u
+	}
+	short := *u
+	short.Path = cmp.Or(strings.TrimPrefix(u.Path, prefix), "/")
+	short.RawPath = strings.TrimPrefix(u.RawPath, prefix)
+	return &short
 }
 
 // checkOrigin refuses requests that change something and come from a web page of another origin. A
@@ -87,6 +104,13 @@ func onlyQuery(known []string, serve web.Handler) web.Handler {
 		q, err := url.ParseQuery(r.URL.RawQuery)
 		if err != nil {
 			return web.NewProblem(api.BadParameter, "the query is malformed: "+truncate(err.Error()))
+		}
+		for _, name := range slices.Sorted(maps.Keys(q)) {
+			if len(q[name]) > 1 {
+				return web.NewProblem(api.BadParameter,
+					fmt.Sprintf("the query parameter %q is given %d times: give it once", truncate(name), len(q[name])),
+					api.FieldError{Field: truncate(name), Problem: "must be given once"})
+			}
 		}
 		var unknown []api.FieldError
 		for _, name := range slices.Sorted(maps.Keys(q)) {

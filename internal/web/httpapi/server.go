@@ -141,6 +141,9 @@ type Options struct {
 	// API, except for the one of API keys. nil: these paths do not exist.
 	UI     func(Shared) http.Handler
 	OnlyUI bool // the server has no API, only UI
+	// Prefix is the path under which browsers reach the server behind a proxy, such as /bulk; "":
+	// they need none. Requests may come with it or without it.
+	Prefix string
 }
 
 // New returns the API as a handler that accepts every Host header. Use NewServer for a server that

@@ -1,7 +1,6 @@
 package httpapi
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -15,6 +14,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
 	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/web/joblines"
 	"github.com/bulkaction/bulkaction/internal/web/records"
 )
 
@@ -104,7 +104,7 @@ func ProblemOf(err error) (p api.Problem, retryAfter time.Duration, known bool) 
 type Load struct {
 	Group string
 	CSV   bool                 // the text is CSV; otherwise it is NDJSON
-	Table records.TableOptions // how CSV is read; MaxPayload is set by AppendAll
+	Table records.TableOptions // how CSV is read
 	Text  io.Reader
 }
 
@@ -114,23 +114,21 @@ type Load struct {
 // at its start again. The error means that this part can't be read, for example because of its CSV
 // header.
 func CheckLoad(d messages.Decoder, l *Load, most int) (a api.Appended, err error) {
-	l.Table.MaxPayload = messages.MaxPayloadBytes
 	var head bytes.Buffer
-	in := bufio.NewReaderSize(io.TeeReader(l.Text, &head), readBuffer)
 	defer func() { l.Text = io.MultiReader(&head, l.Text) }()
-	src, err := newJobSource(in, l.CSV, l.Table, d)
+	src, err := newJobSource(io.TeeReader(l.Text, &head), l.CSV, l.Table, d)
 	if err != nil {
 		return a, err
 	}
 	for head.Len() <= most {
-		_, line, _, err := src.next()
-		var bad *lineError
+		_, line, _, err := src.Next()
+		var bad *joblines.LineError
 		switch {
 		case errors.Is(err, io.EOF):
 			return a, nil
 		case errors.As(err, &bad):
 			if a.RejectedTotal++; len(a.Rejected) < maxListedLines {
-				a.Rejected = append(a.Rejected, api.LineError{Line: line, Error: truncate(bad.problem)})
+				a.Rejected = append(a.Rejected, api.LineError{Line: line, Error: truncate(bad.Problem)})
 			}
 		case err != nil:
 			return a, brokenRecord(err, line)
@@ -145,8 +143,7 @@ func CheckLoad(d messages.Decoder, l *Load, most int) (a api.Appended, err error
 // without an Idempotency-Key, for handlers of Options.UI. After an error, the returned counts are
 // those of the jobs that are known to be stored.
 func AppendAll(ctx context.Context, b Backend, d messages.Decoder, l Load) (api.Appended, error) {
-	l.Table.MaxPayload = messages.MaxPayloadBytes
-	src, err := newJobSource(bufio.NewReaderSize(l.Text, readBuffer), l.CSV, l.Table, d)
+	src, err := newJobSource(l.Text, l.CSV, l.Table, d)
 	if err != nil {
 		return api.Appended{}, err
 	}

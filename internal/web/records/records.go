@@ -12,6 +12,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -48,21 +49,55 @@ type Reader struct {
 	limit     int
 	line      int64 // the line at which the next record begins
 	buf       []byte
+	notText   error // by its first bytes the body is no text
 }
 
 // SetDelimiter sets the character between two fields of CSV, instead of a comma. It must be called
 // before Next.
 func (r *Reader) SetDelimiter(d byte) { r.delimiter = d }
 
+// TextError says why a whole body can't be read.
+type TextError struct{ Problem string }
+
+func (e *TextError) Error() string { return "the text " + e.Problem }
+
+const (
+	saveUTF8    = ": save the file as UTF-8"
+	exportTable = ": export the table as CSV in UTF-8"
+)
+
+// notText says what bodies are that begin with these bytes.
+var notText = []struct{ begin, problem string }{
+	{"PK\x03\x04", "is a ZIP archive, such as a workbook (.xlsx, .ods)" + exportTable},
+	{"\xd0\xcf\x11\xe0", "is a workbook (.xls)" + exportTable},
+	{"\x1f\x8b", "is compressed by gzip: decompress it"},
+	{"\xff\xfe", "is in UTF-16" + saveUTF8},
+	{"\xfe\xff", "is in UTF-16" + saveUTF8},
+}
+
+// checkStart returns a [*TextError] if a body with these first bytes is no text in UTF-8.
+func checkStart(head []byte) error {
+	for _, no := range notText {
+		if bytes.HasPrefix(head, []byte(no.begin)) {
+			return &TextError{no.problem}
+		}
+	}
+	if bytes.IndexByte(head[:min(2, len(head))], 0) >= 0 {
+		return &TextError{"has a NUL character, as UTF-16 has" + saveUTF8}
+	}
+	return nil
+}
+
 // NewReader returns a reader of the records of in. A record with its line break may have limit
 // bytes; a longer one is truncated. NewReader skips a byte order mark, which spreadsheet programs
-// write before UTF-8.
+// write before UTF-8. If the first bytes are those of no text, Next returns a [*TextError].
 func NewReader(in *bufio.Reader, format Format, limit int) *Reader {
 	const mark = "\xef\xbb\xbf"
 	if head, _ := in.Peek(len(mark)); string(head) == mark { // if reading fails, Next returns the error
 		_, _ = in.Discard(len(mark))
 	}
-	return &Reader{in: in, format: format, delimiter: ',', limit: limit, line: 1}
+	head, _ := in.Peek(4)
+	return &Reader{in: in, format: format, delimiter: ',', limit: limit, line: 1, notText: checkStart(head)}
 }
 
 // Next returns the next record. At the end of the body it returns io.EOF and a record without data,
@@ -70,6 +105,9 @@ func NewReader(in *bufio.Reader, format Format, limit int) *Reader {
 // again.
 func (r *Reader) Next() (Record, error) {
 	rec := Record{Line: r.line}
+	if r.notText != nil {
+		return rec, r.notText
+	}
 	r.buf = r.buf[:0]
 	size := 0
 	for state := fieldStart; ; {
@@ -155,8 +193,9 @@ type HeaderError struct {
 	// empty".
 	Problem string
 	// Looks is the character that seems to separate the columns, if the header has one column and
-	// the caller named no delimiter.
+	// the caller named no delimiter. With Excel, it is the one that Excel's line "sep=;" names.
 	Looks byte
+	Excel bool // the header is such a line, and no header
 }
 
 // Error names the line and the column, or the option.
@@ -184,7 +223,8 @@ type Table struct {
 	rows    *Reader
 	row     csvRow
 	max     int
-	line    int64 // where the header begins
+	line    int64  // where the header begins
+	raw     []byte // the text of the current row
 	columns []column
 	key     int // number of the column with the jobs' keys; -1: there is none
 }
@@ -221,6 +261,12 @@ func NewTable(rows *Reader, o TableOptions) (t *Table, line int64, err error) {
 
 func (t *Table) readHeader(o TableOptions) error {
 	first := string(t.row.field(0))
+	if text, ok := strings.CutPrefix(strings.ToLower(string(t.raw)), "sep="); ok && len(text) == 1 {
+		return &HeaderError{
+			Line: t.line, Looks: text[0], Excel: true,
+			Problem: fmt.Sprintf("is the line %q, which names the delimiter for Excel", t.raw),
+		}
+	}
 	if i := strings.IndexAny(first, otherDelimiters); o.Delimiter == 0 && t.row.fields() == 1 && i >= 0 {
 		return &HeaderError{
 			Line: t.line, Looks: first[i],
@@ -235,6 +281,8 @@ func (t *Table) readHeader(o TableOptions) error {
 		switch {
 		case strings.TrimSpace(name) == "":
 			return &HeaderError{Line: t.line, Column: i + 1, Problem: "is empty: each column needs a name"}
+		case unseen(name) != "":
+			return &HeaderError{Line: t.line, Column: i + 1, Problem: unseen(name)}
 		case repeated:
 			return &HeaderError{
 				Line: t.line, Column: i + 1,
@@ -266,6 +314,30 @@ func (t *Table) readHeader(o TableOptions) error {
 	}
 	return nil
 }
+
+// unseen says which character of a column's name is invisible, so that the payload's field would not
+// have the name that people read; "" if there is none. A line break in quotes is visible, and so are
+// the two joiners between letters of scripts that join.
+func unseen(name string) string {
+	before := ' '
+	for _, r := range strings.ReplaceAll(name, "\r\n", "\n") {
+		joiner := r == '\u200c' || r == '\u200d'
+		switch {
+		case r == '\n', joiner && before >= '\u0300':
+		case unicode.IsControl(r),
+			unicode.In(r, unicode.Cf, unicode.Zl, unicode.Zp, unicode.Other_Default_Ignorable_Code_Point),
+			unicode.Is(unicode.Zs, r) && r != ' ' && r != '\u3000':
+			return fmt.Sprintf("contains the invisible character %U: remove it", r)
+		}
+		before = r
+	}
+	if strings.TrimSpace(name) != name {
+		return "begins or ends with a space: remove it"
+	}
+	return ""
+}
+
+const endLines = "end the lines with LF or CRLF, or put a field with line breaks in quotes"
 
 // Next returns the next row as a payload, and the line at which it begins. It returns a [*RowError]
 // for a row that is refused, and io.EOF after the last row. After an error other than a
@@ -326,13 +398,14 @@ func (t *Table) nextRow() (line int64, err error) {
 		if err != nil {
 			return rec.Line, err
 		}
-		text := bytes.TrimSuffix(rec.Data, []byte("\r"))
+		text := bytes.TrimRight(rec.Data, "\r")
 		switch {
 		case rec.Open:
-			return rec.Line, &RowError{"opens a quote that is never closed"}
+			return rec.Line, &RowError{"opens a quote that is never closed, and so takes in all lines after it"}
 		case rec.Truncated, len(text) > t.max+RowOverhead:
 			return rec.Line, ErrLongRow
 		case len(text) > 0:
+			t.raw = text
 			return rec.Line, t.row.split(text)
 		}
 	}
@@ -375,12 +448,16 @@ func (c *csvRow) split(row []byte) error {
 			return &RowError{"goes on after a closing quote"}
 		case bytes.Contains(text, quote):
 			return &RowError{"has a quote inside a field that is not quoted"}
+		case bytes.IndexByte(text, '\r') >= 0:
+			return &RowError{"has a carriage return inside: " + endLines}
+		case bytes.IndexByte(text, 0) >= 0:
+			return &RowError{"has a NUL character, as UTF-16 has" + saveUTF8}
 		}
 		c.text = append(c.text, text...)
 		c.ends = append(c.ends, len(c.text))
 	}
 	if !utf8.Valid(row) {
-		return &RowError{"is not UTF-8: save the file in this encoding"}
+		return &RowError{"is not UTF-8, but perhaps Latin-1 (Windows-1252)" + saveUTF8}
 	}
 	return nil
 }

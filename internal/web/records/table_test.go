@@ -54,7 +54,12 @@ func TestCSV(t *testing.T) {
 		"only a header":       {"a,b", nil, nil},
 		"CRLF":                {"a,b\r\n1,2\r\n3,\"4\"\r\n", []string{`{"a":"1","b":"2"}`, `{"a":"3","b":"4"}`}, nil},
 		"CR at the end":       {"a\n1\r", []string{`{"a":"1"}`}, nil},
-		"CR inside":           {"a\n1\r2\n", []string{`{"a":"1\u000d2"}`}, nil},
+		"CR inside":           {"a\n1\r2\n", nil, []string{"2: has a carriage return inside: " + endLines}},
+		"CR quoted":           {"a\n\"1\r2\"\n", []string{`{"a":"1\u000d2"}`}, nil},
+		"CRs at the end":      {"a,b\r\r\n1,2\r\r\n", []string{`{"a":"1","b":"2"}`}, nil},
+		"mixed CR":            {"a,b\r\n1,2\r3,4\r\n5,6\r\n", []string{`{"a":"5","b":"6"}`}, []string{"2: has a carriage return inside: " + endLines}},
+		"joined letters":      {"\u0646\u0627\u0645\u200c\u06a9,\u6c0f\u3000\u540d\n1,2\n", []string{"{\"\u0646\u0627\u0645\u200c\u06a9\":\"1\",\"\u6c0f\u3000\u540d\":\"2\"}"}, nil},
+		"NUL":                 {"a\n1\x00\n2\n", []string{`{"a":"2"}`}, []string{"2: has a NUL character, as UTF-16 has: save the file as UTF-8"}},
 		"quotes":              {"a,b\n\"1,1\",\"say \"\"x\"\"\"\n", []string{`{"a":"1,1","b":"say \"x\""}`}, nil},
 		"line break in quote": {"a,b\n\"1\n2\",3\n4,5,6\n", []string{`{"a":"1\n2","b":"3"}`}, []string{"4: has 3 columns where the header has 2: put a field that contains a comma in quotes"}},
 		"empty values":        {"a,b\n,\n\"\",\n", []string{`{"a":"","b":""}`, `{"a":"","b":""}`}, nil},
@@ -64,8 +69,8 @@ func TestCSV(t *testing.T) {
 		"wrong columns":       {"a,b\n1\n1,2,3\n4,5\n", []string{`{"a":"4","b":"5"}`}, []string{"2: has 1 of the header's 2 columns: column 2 (b) is missing", "3: has 3 columns where the header has 2: put a field that contains a comma in quotes"}},
 		"bare quote":          {"a,b\n1\"x,2\n3,4\n", []string{`{"a":"3","b":"4"}`}, []string{"2: has a quote inside a field that is not quoted"}},
 		"after a quote":       {"a,b\n\"1\"x,2\n3,4\n", []string{`{"a":"3","b":"4"}`}, []string{"2: goes on after a closing quote"}},
-		"open quote":          {"a\n1\n\"2\n3\n", []string{`{"a":"1"}`}, []string{"3: opens a quote that is never closed"}},
-		"not UTF-8":           {"a,b\n\xff,1\n\xc3,\xa9\n1,2\n", []string{`{"a":"1","b":"2"}`}, []string{"2: is not UTF-8: save the file in this encoding", "3: is not UTF-8: save the file in this encoding"}},
+		"open quote":          {"a\n1\n\"2\n3\n", []string{`{"a":"1"}`}, []string{"3: opens a quote that is never closed, and so takes in all lines after it"}},
+		"not UTF-8":           {"a,b\n\xff,1\n\xc3,\xa9\n1,2\n", []string{`{"a":"1","b":"2"}`}, []string{"2: is not UTF-8, but perhaps Latin-1 (Windows-1252): save the file as UTF-8", "3: is not UTF-8, but perhaps Latin-1 (Windows-1252): save the file as UTF-8"}},
 		"long row":            {"a\n" + strings.Repeat("x", maxRow+1) + "\n1\n", []string{`{"a":"1"}`}, []string{"2: " + ErrLongRow.Problem}},
 		"many commas":         {"a\n" + strings.Repeat(",", maxRow+1) + "\n1\n", []string{`{"a":"1"}`}, []string{"2: " + ErrLongRow.Problem}},
 		"large payload":       {"a\n" + strings.Repeat("\x01", maxPayload/6) + "\n1\n", []string{`{"a":"1"}`}, []string{"2: " + ErrLongRow.Problem}},
@@ -86,8 +91,16 @@ func TestCSVHeader(t *testing.T) {
 		"blank":      {"\n\r\n", "line 1: the header is missing: the first row names the payload's fields"},
 		"no name":    {"a,,b\n", "line 1, column 2 is empty: each column needs a name"},
 		"repeated":   {"\na,b,a\n", `line 2, column 3 repeats the name "a" of column 1: each column needs its own name`},
-		"open quote": {"\"a\n", "line 1: the header opens a quote that is never closed"},
-		"UTF-16":     {"\xff\xfea\x00", "line 1: the header is not UTF-8: save the file in this encoding"},
+		"open quote": {"\"a\n", "line 1: the header opens a quote that is never closed, and so takes in all lines after it"},
+		"Latin-1":    {"na\xefve,b\n", "line 1: the header is not UTF-8, but perhaps Latin-1 (Windows-1252): save the file as UTF-8"},
+		"UTF-16":     {"\uac00,b\x00\n", "line 1: the header has a NUL character, as UTF-16 has: save the file as UTF-8"},
+		"CR":         {"a,b\r1,2\r", "line 1: the header has a carriage return inside: " + endLines},
+		"zero width": {"a,b\u200b\n", "line 1, column 2 contains the invisible character U+200B: remove it"},
+		"two marks":  {"\ufeff\ufeffa,b\n", "line 1, column 1 contains the invisible character U+FEFF: remove it"},
+		"NBSP":       {"a\u00a0b\n", "line 1, column 1 contains the invisible character U+00A0: remove it"},
+		"tab":        {"a,\"b\tc\"\n", "line 1, column 2 contains the invisible character U+0009: remove it"},
+		"space":      {"a ,b\n", "line 1, column 1 begins or ends with a space: remove it"},
+		"Excel":      {"\ufeffsep=;\r\na;b\r\n", `line 1: the header is the line "sep=;", which names the delimiter for Excel`},
 		"too long":   {strings.Repeat("x", maxRow+1), "line 1: the header is too long"},
 		"semicolons": {"a;b\n1;2\n", "line 1: the header has one column, whose name contains a semicolon: the columns seem to be separated by it"},
 		"tabs":       {"a\tb\n1\t2\n", "line 1: the header has one column, whose name contains a tab: the columns seem to be separated by it"},
@@ -100,6 +113,24 @@ func TestCSVHeader(t *testing.T) {
 	}
 	_, err := newTable(strings.NewReader("a\n"), TableOptions{Types: map[string]ColumnType{"age": Number}})
 	require.EqualError(t, err, `types names the column "age", which the header does not have`)
+}
+
+// TestNoText: a body that is no text in UTF-8 is refused by its first bytes.
+func TestNoText(t *testing.T) {
+	for begin, want := range map[string]string{
+		"PK\x03\x04":       "the text is a ZIP archive, such as a workbook (.xlsx, .ods): export the table as CSV in UTF-8",
+		"\xd0\xcf\x11\xe0": "the text is a workbook (.xls): export the table as CSV in UTF-8",
+		"\x1f\x8b\x08":     "the text is compressed by gzip: decompress it",
+		"\xff\xfea\x00":    "the text is in UTF-16: save the file as UTF-8",
+		"\xfe\xff\x00a":    "the text is in UTF-16: save the file as UTF-8",
+		"a\x00,\x00":       "the text has a NUL character, as UTF-16 has: save the file as UTF-8",
+		"\x00a\x00,":       "the text has a NUL character, as UTF-16 has: save the file as UTF-8",
+	} {
+		_, err := newTable(strings.NewReader(begin+"x\n"), TableOptions{})
+		require.EqualError(t, err, want)
+		_, err = NewReader(bufio.NewReader(strings.NewReader(begin+"x\n")), NDJSON, limit).Next()
+		require.ErrorAs(t, err, new(*TextError))
+	}
 }
 
 func TestDelimiter(t *testing.T) {
@@ -165,7 +196,7 @@ func TestEndlessRowUsesBoundedMemory(t *testing.T) {
 	table, err := newTable(open, TableOptions{})
 	require.NoError(t, err)
 	_, _, err = table.Next()
-	require.EqualError(t, err, "opens a quote that is never closed")
+	require.ErrorContains(t, err, "opens a quote that is never closed")
 	require.LessOrEqual(t, cap(table.row.text), 2*maxRow)
 	require.LessOrEqual(t, cap(table.row.ends), 16)
 }
@@ -177,7 +208,7 @@ func FuzzCSV(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, table string) {
-		if !utf8.ValidString(table) || strings.Contains(table, "\r") || strings.HasPrefix(table, "\ufeff") {
+		if !utf8.ValidString(table) || strings.ContainsAny(table, "\r\x00") || checkStart([]byte(table)) != nil || strings.HasPrefix(table, "\ufeff") {
 			return // encoding/csv changes carriage returns, keeps a byte order mark and accepts any bytes
 		}
 		std := csv.NewReader(strings.NewReader(table))

@@ -129,13 +129,14 @@ function showAway(away) {
 // One stream follows the topic of the page. A hidden page closes it, because browsers open few
 // connections to a host. Without a stream, the page is read again from time to time.
 
+const events = new URL("../../events", document.currentScript.src).pathname; // below the prefix of a proxy
 let stream = null;
 let poll = null;
 let polls = 0;
 
 function connect() {
   stopFollowing();
-  stream = new EventSource("/ui/events?topics=" + encodeURIComponent(body.dataset.topic));
+  stream = new EventSource(events + "?topics=" + encodeURIComponent(body.dataset.topic));
   stream.addEventListener("regions", (event) => {
     const regions = JSON.parse(event.data);
     for (const id of Object.keys(regions)) {
