@@ -20,6 +20,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/jobs/groups"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/stage/presence"
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 	"github.com/bulkaction/bulkaction/reducer"
 )
@@ -287,7 +288,7 @@ func TestFailuresWithPayloads(t *testing.T) {
 }
 
 // TestViewWithoutItsReducer: a process in which the reducer of a group's aggregate is not
-// registered shows the group without the aggregate.
+// registered shows the group without the aggregate, and says why.
 func TestViewWithoutItsReducer(t *testing.T) {
 	w := stagetest.Parallel(t, 1)
 	registry := reducer.NewRegistry()
@@ -302,10 +303,49 @@ func TestViewWithoutItsReducer(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, views, 2)
 	require.Equal(t, api.Counts{Accepted: 2, Waiting: 2}, views[0].Counts)
-	require.Empty(t, views[0].Aggregate)
+	require.Equal(t, "null", string(views[0].Aggregate["x"]))
+	require.Contains(t, views[0].AggregateErrors["x"], `op "own" is unknown`)
 	shown, err := knows.Group(stagetest.Trusted(t), "g")
 	require.NoError(t, err)
 	require.Equal(t, "null", string(shown.Aggregate["x"]))
+	require.Empty(t, shown.AggregateErrors)
+}
+
+// TestReducerThatNoAggregatorHas: a submission warns of it, and why names it once the group's jobs
+// have ended.
+func TestReducerThatNoAggregatorHas(t *testing.T) {
+	w := stagetest.Parallel(t, 1)
+	ctx := stagetest.Trusted(t)
+	registry := reducer.NewRegistry()
+	require.NoError(t, registry.Register("own", reducer.MapReduce(
+		func(reducer.Result) (int, error) { return 1, nil }, func(a, b int) int { return a + b })))
+	report := func(id string, ops ...string) {
+		require.NoError(t, presence.PublishStage(ctx, w.Conn, w.Space, api.StageStatus{ID: id, Role: "aggregator", Reducers: ops}))
+	}
+	require.NoError(t, presence.PublishWorker(ctx, w.Conn, w.Space, presence.WorkerReport{WorkerStatus: api.WorkerStatus{ID: "w", Types: []string{"T"}}}))
+	report("a", "count")
+	submit := func(id string) []string {
+		store := groups.New(groups.Config{}, w.Conn, w.Space, w.Tel, registry, nil) // it caches what is served
+		accepted, err := store.Submit(ctx, &messages.SubmitGroup{ID: id, Tenant: "acme", Type: "T", Seal: true, Jobs: stagetest.Numbered(1),
+			Aggregate: []messages.Aggregate{{As: "x", Op: "own"}, {As: "n", Op: "count"}}}, now)
+		require.NoError(t, err)
+		return accepted.Warnings
+	}
+	require.Equal(t, []string{"No live aggregator has the reducer own: the group does not end until one has."}, submit("g"))
+	w.Admit("T")
+	w.Done("1", w.Take("T", "w", 1)...)
+	fence, err := ledger.Lead(ctx, w.Conn.Cmd, w.P, "test", time.Minute)
+	require.NoError(t, err)
+	_, err = ledger.Advance(ctx, w.Conn.Cmd, w.P, "g", fence)
+	require.NoError(t, err)
+	why, err := w.Store.Why(ctx, "g")
+	require.NoError(t, err)
+	require.Contains(t, why.Detail, "All of its jobs have ended, but no live aggregator has the reducer own: start one that has it.")
+	report("b", "count", "own")
+	require.Empty(t, submit("h"))
+	why, err = w.Store.Why(ctx, "g")
+	require.NoError(t, err)
+	require.NotContains(t, why.Detail, "own")
 }
 
 // TestGroupSummary: GroupSummary leaves out an aggregate that takes more bytes in Redis than the

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -306,6 +307,36 @@ func TestFailuresOfACancelledGroupAreReduced(t *testing.T) {
 			return w.Conn.Cmd.SCard(context.WithoutCancel(w.T.Context()), w.P.Dirty()).Val() == 0
 		})
 	})
+}
+
+// TestAReducerOfFailuresThatFailsForGood: the group ends, or stays cancelled, and says why the
+// aggregate is null.
+func TestAReducerOfFailuresThatFailsForGood(t *testing.T) {
+	w := stagetest.Parallel(t, 1)
+	registry := reducer.NewRegistry()
+	require.NoError(t, registry.Register("ratio", reducer.MapReduce(
+		func(reducer.Result) (float64, error) { return math.NaN(), nil }, func(a, _ float64) float64 { return a })))
+	w.Store = groups.New(groups.Config{}, w.Conn, w.Space, w.Tel, registry, nil)
+	for _, id := range []string{"ends", "cancelled"} {
+		w.Submit(messages.SubmitGroup{ID: id, Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(2), Aggregate: []messages.Aggregate{
+			{As: "r", Op: "ratio", Over: "failed"}, {As: "n", Op: "count", Over: "failed"},
+		}})
+	}
+	w.Admit("T")
+	for _, j := range w.Take("T", "c", 4) {
+		if j.Group == "ends" || j.Ordinal == 0 {
+			w.Fail("BOOM", j)
+		}
+	}
+	require.NoError(t, ledger.Cancel(stagetest.Trusted(t), w.Conn.Cmd, w.P, "cancelled"))
+	run(w, watcher.Config{}, "w")
+	for id, status := range map[string]api.Status{"ends": api.StatusFailed, "cancelled": api.StatusCancelled} {
+		w.Await(id, func() bool { g := w.Group(id); return g.Status == status && len(g.AggregateErrors) > 0 })
+		g := w.Group(id)
+		require.Contains(t, g.AggregateErrors["r"], "NaN")
+		require.Equal(t, "null", string(g.Aggregate["r"]))
+		require.NotEqual(t, "0", string(g.Aggregate["n"]))
+	}
 }
 
 // TestAWatcherWithoutTheReducerHandsOver: the leader lacks the reducer of a group's failures, and
