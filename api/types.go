@@ -244,15 +244,17 @@ type TypeStats struct {
 // WorkerStatus describes one live worker process. Workers is its number of slots: Active of them
 // run a job, Idle do not. CurrentJobs has the ids of up to 20 of these jobs.
 type WorkerStatus struct {
-	ID           string    `json:"id"`
-	Version      string    `json:"version,omitempty"` // of the program; absent: it does not report one
-	Types        []string  `json:"types"`
-	Workers      int       `json:"workers"`
-	Active       int       `json:"active"`
-	Idle         int       `json:"idle"`
-	CurrentJobs  []string  `json:"current_jobs"`
-	ShuttingDown bool      `json:"shutting_down"`
-	SeenAt       time.Time `json:"seen_at"`
+	ID      string `json:"id"`
+	Version string `json:"version,omitempty"` // of the program; absent: it does not report one
+	// Layouts has, by the part of the data, the newest layout that the process reads.
+	Layouts      map[string]int `json:"layouts,omitempty"`
+	Types        []string       `json:"types"`
+	Workers      int            `json:"workers"`
+	Active       int            `json:"active"`
+	Idle         int            `json:"idle"`
+	CurrentJobs  []string       `json:"current_jobs"`
+	ShuttingDown bool           `json:"shutting_down"`
+	SeenAt       time.Time      `json:"seen_at"`
 }
 
 // MaxWorkers is the largest number of slots of a worker process.
@@ -270,6 +272,7 @@ type PoolSize struct {
 type StageStatus struct {
 	ID      string           `json:"id"`
 	Version string           `json:"version,omitempty"` // as in WorkerStatus
+	Layouts map[string]int   `json:"layouts,omitempty"` // as in WorkerStatus
 	Role    string           `json:"role"`
 	Running bool             `json:"running"`
 	Counts  map[string]int64 `json:"counts"`
@@ -292,12 +295,15 @@ type RoleStatus struct {
 
 // Stats is the answer of GET /v1/stats.
 type Stats struct {
-	Partitions    int            `json:"partitions"`
-	Groups        int64          `json:"groups"`
-	ActiveTenants int64          `json:"active_tenants"`
-	Types         []TypeStats    `json:"types"`
-	Workers       []WorkerStatus `json:"workers"`
-	Stages        []StageStatus  `json:"stages"`
+	Partitions int `json:"partitions"`
+	// Layouts has the number of the layout of each part of the data: jobs, rooms and guards.
+	// A plus or minus behind it says that a migration is under way.
+	Layouts       map[string]string `json:"layouts"`
+	Groups        int64             `json:"groups"`
+	ActiveTenants int64             `json:"active_tenants"`
+	Types         []TypeStats       `json:"types"`
+	Workers       []WorkerStatus    `json:"workers"`
+	Stages        []StageStatus     `json:"stages"`
 	// Roles has each of the six roles, also those without a live process, and the role broker if a
 	// broker is alive.
 	Roles     []RoleStatus `json:"roles"`

@@ -43,6 +43,8 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/redisx/layout"
 )
 
 // Client is one process's access to guards. It is safe for concurrent use.
@@ -307,9 +309,49 @@ func checkSetup(ctx context.Context, c *Client) *setupResult {
 		r.publish = fmt.Errorf("%w: %w", ErrNoPublish, err)
 		return r
 	}
+	if err := c.startLayout(ctx); err != nil {
+		r.err = err
+		return r
+	}
 	r.passed = true
 	return r
 }
+
+// startLayout checks that this version can use the guards' data, and goes on to read the number of
+// its layout once a second. Programs whose Redis user may not read it go on without.
+func (c *Client) startLayout(ctx context.Context) error {
+	key := keyspace.GuardLayout(c.cfg.prefix)
+	_, err := layout.Start(ctx, c.rdb, key, func() (bool, error) { return false, nil }, layout.GuardPart)
+	switch {
+	case isDeniedOrNil(err):
+	case errors.Is(err, layout.ErrUnsupported):
+		return fmt.Errorf("%w: %w", ErrSetup, err)
+	default:
+		return fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
+	if err != nil {
+		c.cfg.logger.Debug("the redis user may not read the number of the guards' layout", "key", key)
+		return nil
+	}
+	c.start(func() {
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		go func() {
+			select {
+			case <-c.stopped:
+				cancel()
+			case <-ctx.Done():
+			}
+		}()
+		layout.Watch(ctx, c.rdb, key, c.cfg.logger, func([]layout.Number) {}, func(err error) {
+			c.cfg.logger.Error("guards can't be used any more", "error", err)
+			c.setup.Store(&setupResult{err: fmt.Errorf("%w: %w", ErrSetup, err), ended: time.Now()})
+		}, layout.GuardPart)
+	})
+	return nil
+}
+
+func isDeniedOrNil(err error) bool { return err == nil || isDenied(err) }
 
 // evictionPolicy returns Redis's setting maxmemory-policy; "" if Redis does not tell it. On a
 // Cluster it prefers the policy of a master that evicts keys.

@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 
 	"github.com/bulkaction/bulkaction/api"
@@ -132,7 +131,7 @@ func (a *auditCommand) run(cmd *cobra.Command) error {
 		return err
 	}
 	defer func() { _ = conn.Close() }() // no command is running any more
-	space, err := a.keyspace(ctx, conn)
+	space, err := a.redis.installation(ctx, conn)
 	if err != nil {
 		return err
 	}
@@ -174,31 +173,6 @@ func (a *auditCommand) readReceipts(cmd *cobra.Command) (audit.Receipts, error) 
 		return nil, usagef("--receipts: %v", err)
 	}
 	return receipts, nil
-}
-
-// keyspace returns the key space of the roles that use this Redis. It reads the number of
-// partitions from Redis.
-func (a *auditCommand) keyspace(ctx context.Context, conn *redisx.Conn) (keyspace.Space, error) {
-	one, err := a.redis.space(1)
-	if err != nil {
-		return keyspace.Space{}, err
-	}
-	count, err := conn.Cmd.Get(ctx, one.PartitionCount()).Result()
-	if errors.Is(err, redis.Nil) {
-		return keyspace.Space{}, withHint(fmt.Errorf(
-			"no role has used this Redis under the prefix %s yet: there is nothing to audit",
-			a.redis.prefix,
-		),
-			"Give the Redis of the roles and their prefix with --redis-url and --key-prefix.")
-	}
-	if err != nil {
-		return keyspace.Space{}, fmt.Errorf("read number of partitions: %w", err)
-	}
-	partitions, err := strconv.Atoi(count)
-	if err != nil {
-		return keyspace.Space{}, fmt.Errorf("read number of partitions: %q is not a number", count)
-	}
-	return a.redis.space(partitions)
 }
 
 // audit runs a full audit, with --repair after repairs. Without --repair it changes nothing, and

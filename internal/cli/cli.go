@@ -76,7 +76,7 @@ type Command func(*Root) *cobra.Command
 var commands = []Command{
 	newSubmit, newAppend, newSeal, newGroups, newStatus, newWatch, newResults, newFailures, newMap, newJobs, newJob,
 	newRetry, newWhy, newTenant, newType,
-	newWorker, newGuard, newRoom, newDeadLetters, newRejected, newActivity, newStats, newHistory, newAudit, newKey,
+	newWorker, newGuard, newRoom, newDeadLetters, newRejected, newActivity, newStats, newHistory, newAudit, newMigrate, newKey,
 	newACL,
 	newDev, newDemo, newConsole,
 	newRole,

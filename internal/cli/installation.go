@@ -20,6 +20,15 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
+// layoutsText writes the numbers of the layouts in one line.
+func layoutsText(numbers map[string]string) string {
+	var all []string
+	for _, part := range slices.Sorted(maps.Keys(numbers)) {
+		all = append(all, part+" "+numbers[part])
+	}
+	return strings.Join(all, ", ")
+}
+
 func newStats(r *Root) *cobra.Command {
 	return &cobra.Command{
 		Use:   "stats",
@@ -38,6 +47,7 @@ func statsRows(t table, s api.Stats) {
 	t.row("Rejected messages", thousands(s.Rejected))
 	t.row("Dead letters", thousands(s.DeadLetters))
 	t.row("Partitions", s.Partitions)
+	t.row("Layout of the data", layoutsText(s.Layouts))
 
 	t.section("ROLE", "PROCESSES")
 	for _, role := range s.Roles {

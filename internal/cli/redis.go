@@ -10,16 +10,20 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/bulkaction/bulkaction/internal/process/app"
+	"github.com/bulkaction/bulkaction/internal/process/roles"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/acl"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/redisx/layout"
 )
 
 // redisFlags are the flags of commands that connect to the roles' Redis instead of calling the API.
@@ -84,6 +88,44 @@ func (f *redisFlags) space(partitions int) (keyspace.Space, error) {
 	if err != nil {
 		return keyspace.Space{}, usagef("--key-prefix: %v", err)
 	}
+	return space, nil
+}
+
+// installation returns the key space of the roles that use this Redis. It reads the number of
+// partitions from Redis, and refuses data whose layout this version can't read.
+func (f *redisFlags) installation(ctx context.Context, conn *redisx.Conn) (keyspace.Space, error) {
+	one, err := f.space(1)
+	if err != nil {
+		return keyspace.Space{}, err
+	}
+	count, err := conn.Cmd.Get(ctx, one.PartitionCount()).Result()
+	if errors.Is(err, redis.Nil) {
+		return keyspace.Space{}, withHint(fmt.Errorf(
+			"no role has used this Redis under the prefix %s yet: there is nothing to work on", f.prefix,
+		),
+			"Give the Redis of the roles and their prefix with --redis-url and --key-prefix.")
+	}
+	if err != nil {
+		return keyspace.Space{}, fmt.Errorf("read number of partitions: %w", err)
+	}
+	partitions, err := strconv.Atoi(count)
+	if err != nil {
+		return keyspace.Space{}, fmt.Errorf("read number of partitions: %q is not a number", count)
+	}
+	space, err := f.space(partitions)
+	if err != nil {
+		return space, err
+	}
+	numbers, err := layout.Read(ctx, conn.Cmd, space.Layouts(), roles.Layouts...)
+	if err != nil {
+		return space, err
+	}
+	for i, part := range roles.Layouts {
+		if err := part.Check(numbers[i]); err != nil {
+			return space, err
+		}
+	}
+	space.SetLayout(numbers[0].Layout)
 	return space, nil
 }
 

@@ -32,7 +32,8 @@ type Process struct {
 	// ID names the process's consumers, leader leases and heartbeat. It is unique to each start of
 	// a process.
 	ID      string
-	Version string // of the program
+	Version string         // of the program
+	Layouts map[string]int // the newest layout of each part of the data that the program reads
 	Conn    *redisx.Conn
 	Space   keyspace.Space
 	Tel     *telemetry.Telemetry
@@ -83,7 +84,7 @@ func (r *Runner) Report(status func() api.StageStatus) {
 	p := r.process
 	r.Every("status", presence.Interval, func(ctx context.Context) error {
 		s := status()
-		s.Version = p.Version
+		s.Version, s.Layouts = p.Version, p.Layouts
 		return presence.PublishStage(ctx, p.Conn, p.Space, s)
 	})
 	r.OnStop(func(ctx context.Context) { presence.Withdraw(ctx, p.Conn, p.Space, p.ID) })

@@ -11,6 +11,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/access/auth"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/redisx/layout"
 	"github.com/bulkaction/bulkaction/internal/stage/presence"
 )
 
@@ -49,6 +50,9 @@ func (s *Store) readStats(ctx context.Context) (api.Stats, error) {
 		return st, fmt.Errorf("read stats: %w", err)
 	}
 	st.Rejected = rejected
+	if st.Layouts, err = s.layouts(ctx); err != nil {
+		return st, err
+	}
 	workers, err := presence.Workers(ctx, s.conn, s.space)
 	if err != nil {
 		return st, err
@@ -77,6 +81,21 @@ func (s *Store) readStats(ctx context.Context) (api.Stats, error) {
 	}
 	slices.SortFunc(st.Types, func(a, b api.TypeStats) int { return cmp.Compare(a.Type, b.Type) })
 	return st, nil
+}
+
+// layouts returns the numbers of the layouts by part.
+func (s *Store) layouts(ctx context.Context) (map[string]string, error) {
+	numbers, err := layout.Read(ctx, s.conn.Cmd, s.space.Layouts(), layout.Part{Name: layout.Jobs}, layout.Part{Name: layout.Rooms})
+	if err != nil {
+		return nil, err
+	}
+	guards, err := layout.Read(ctx, s.conn.Cmd, keyspace.GuardLayout(s.space.Prefix()), layout.GuardPart)
+	if err != nil {
+		return nil, err
+	}
+	return map[string]string{
+		layout.Jobs: numbers[0].String(), layout.Rooms: numbers[1].String(), layout.Guards: guards[0].String(),
+	}, nil
 }
 
 // rolesOf counts the live processes of each role. The role broker is left out if it has none.

@@ -261,7 +261,7 @@ func (w *Worker) Status() api.WorkerStatus {
 	size, active := w.slots.sizeAndActive()
 	current, _ := w.slots.running(20)
 	return api.WorkerStatus{
-		ID: w.ID, Version: w.Version, Types: w.types, Workers: size, Active: active, Idle: max(0, size-active),
+		ID: w.ID, Version: w.Version, Layouts: w.Layouts, Types: w.types, Workers: size, Active: active, Idle: max(0, size-active),
 		CurrentJobs: current, ShuttingDown: w.stopping.Load(), SeenAt: time.Now(),
 	}
 }

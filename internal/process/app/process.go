@@ -70,6 +70,9 @@ func (p *Process) As(role string) *Process {
 	return &q
 }
 
+// Fail ends the process in order, with an error.
+func (p *Process) Fail(err error) { p.fail(err) }
+
 // AdminAddr returns the address of the admin server, host:port.
 func (p *Process) AdminAddr() string { return p.adminAddr.String() }
 
@@ -167,6 +170,7 @@ type Readiness struct {
 	mu       sync.Mutex
 	checks   []*check
 	draining bool
+	layouts  map[string]string
 }
 
 // Purpose is what the caller of /readyz uses the answer for.
@@ -216,17 +220,26 @@ func (r *Readiness) SetDraining() {
 	r.draining = true
 }
 
+// SetLayouts sets the numbers of the layouts that reports show.
+func (r *Readiness) SetLayouts(numbers map[string]string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.layouts = numbers
+}
+
 // ReadyReport is the body of /readyz.
 type ReadyReport struct {
 	Status  string            `json:"status"`            // ready, failing, starting or draining
 	Failing map[string]string `json:"failing,omitempty"` // the error of each failing check, by its name
+	// Layouts has the numbers of the layouts of the data in Redis, by part; absent before they are known.
+	Layouts map[string]string `json:"layouts,omitempty"`
 }
 
 // Report runs all checks that count for a purpose concurrently, and returns the result. It runs
 // none while the process is draining.
 func (r *Readiness) Report(ctx context.Context, purpose Purpose) ReadyReport {
 	r.mu.Lock()
-	checks, draining := slices.Clone(r.checks), r.draining
+	checks, draining, layouts := slices.Clone(r.checks), r.draining, r.layouts
 	r.mu.Unlock()
 	if purpose == ForTraffic {
 		checks = slices.DeleteFunc(checks, func(c *check) bool { return c.shared })
@@ -243,13 +256,13 @@ func (r *Readiness) Report(ctx context.Context, purpose Purpose) ReadyReport {
 		running.Go(func() { errs[i] = c.ask(ctx, r.timeout) })
 	}
 	running.Wait()
-	report := ReadyReport{Status: "ready"}
+	report := ReadyReport{Status: "ready", Layouts: layouts}
 	for i, err := range errs {
 		if err == nil {
 			continue
 		}
 		if report.Failing == nil {
-			report = ReadyReport{Status: "failing", Failing: map[string]string{}}
+			report.Status, report.Failing = "failing", map[string]string{}
 		}
 		report.Failing[checks[i].name] = err.Error()
 	}
@@ -286,7 +299,7 @@ func (r *Readiness) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	}
 	report := r.Report(request.Context(), purpose)
 	if !fromLoopback(request) {
-		report.Failing = nil
+		report.Failing, report.Layouts = nil, nil
 	}
 	w.Header().Set("Content-Type", "application/json")
 	if report.Status != "ready" {

@@ -11,11 +11,14 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/guard"
+	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/process/app"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/acl"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/redisx/layout"
+	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
 	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
@@ -33,7 +36,13 @@ type Base struct {
 }
 
 func (b Base) of(p *app.Process) stage.Process {
-	return stage.Process{ID: p.Instance, Version: app.Version(), Conn: b.Conn, Space: b.Space, Tel: p.Tel}
+	newest := map[string]int{}
+	for _, part := range Layouts {
+		newest[part.Name] = part.Newest
+	}
+	return stage.Process{
+		ID: p.Instance, Version: app.Version(), Layouts: newest, Conn: b.Conn, Space: b.Space, Tel: p.Tel,
+	}
 }
 
 // fewPartitions is the number of partitions below which Connect warns on a Redis Cluster: its
@@ -95,11 +104,20 @@ func Connect(ctx context.Context, p *app.Process) (Base, error) {
 	guards := guard.New(conn.Cmd, guard.Prefix(cfg.KeyPrefix), guard.Process(p.Instance), guard.Meter(p.Tel.Meter),
 		guard.MetricPrefix(telemetry.NamePrefix), guard.TracerProvider(p.Tel.TracerProvider), guard.Logger(p.Tel.Log))
 	p.OnStop("guards", guards.Close)
-	if err := awaitFit(ctx, p, conn, space, rights); err != nil {
+	use := func(numbers []layout.Number) {
+		shown := map[string]string{}
+		for i, n := range numbers {
+			shown[Layouts[i].Name] = n.String()
+		}
+		p.Ready.SetLayouts(shown)
+		space.SetLayout(numbers[0].Layout)
+	}
+	if err := awaitFit(ctx, p, conn, space, rights, use); err != nil {
 		return Base{}, err
 	}
 	fit.Store(ctx.Err() == nil)
 	p.OnStop("check of rights", rights.start())
+	p.OnStop("check of the layout", watchLayouts(p, conn, space, use))
 	return Base{Conn: conn, Space: space, Guards: guards, listening: func() { listening.Store(true) }}, nil
 }
 
@@ -111,9 +129,11 @@ var (
 // awaitFit waits until Redis answers and has free memory, and checks that this process may use it:
 // that Redis is not too old and evicts no keys, that the Redis user has all rights that the role
 // needs, that Redis can have replicas if writes have to wait for some, and that its data has this
-// number of partitions. If ctx ends first, awaitFit returns nil although nothing is checked.
+// number of partitions and a layout that this version reads. It calls use with the numbers of the
+// layouts. If ctx ends first, awaitFit returns nil although nothing is checked.
 func awaitFit(
 	ctx context.Context, p *app.Process, conn *redisx.Conn, space keyspace.Space, rights *rights,
+	use func([]layout.Number),
 ) error {
 	backoff := redisx.Backoff{Min: 100 * time.Millisecond, Max: 5 * time.Second}
 	var logged time.Time
@@ -127,6 +147,9 @@ func awaitFit(
 		}
 		if err == nil && p.Config.Redis.WaitReplicas > 0 {
 			err = conn.CheckReplicas(ctx)
+		}
+		if err == nil {
+			err = startLayouts(ctx, conn, space, use)
 		}
 		if err == nil {
 			err = stage.CheckPartitions(ctx, conn, space)
@@ -149,6 +172,38 @@ func awaitFit(
 		if redisx.Sleep(ctx, backoff.Next()) != nil {
 			return nil // the process was told to stop
 		}
+	}
+}
+
+// Layouts are the parts of the data that the roles use; the first are the jobs.
+var Layouts = []layout.Part{ledger.Layout, waitingroom.Layout}
+
+// startLayouts checks that this version can use the data in Redis.
+func startLayouts(ctx context.Context, conn *redisx.Conn, space keyspace.Space, use func([]layout.Number)) error {
+	numbers, err := layout.Start(ctx, conn.Cmd, space.Layouts(), func() (bool, error) {
+		n, err := conn.Cmd.Exists(ctx, space.PartitionCount()).Result()
+		return n == 0, err
+	}, Layouts...)
+	if err == nil {
+		use(numbers)
+	}
+	return err
+}
+
+// watchLayouts reads the numbers of the layouts until stop is called. The process stops if it can't
+// use one that another version has announced or written.
+func watchLayouts(
+	p *app.Process, conn *redisx.Conn, space keyspace.Space, use func([]layout.Number),
+) (stop func(context.Context) error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		layout.Watch(ctx, conn.Cmd, space.Layouts(), p.Tel.Log, use, p.Fail, Layouts...)
+	})
+	return func(context.Context) error {
+		cancel()
+		watching.Wait()
+		return nil
 	}
 }
 

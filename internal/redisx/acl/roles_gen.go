@@ -8,25 +8,26 @@ var needs = map[string]need{
 		scripts: []string{
 			"add", "append", "cancel", "change", "claim-unowned", "complete",
 			"control", "create", "declare_room", "forget", "forget-dead-consumers", "heartbeat",
-			"heartbeats", "inspect", "leave", "limit_state", "pause", "release",
-			"renew", "renew-pending", "renew_token", "renumber", "reopen", "seal",
-			"setting", "snapshot", "sweep", "tenant_state", "wait", "why",
+			"heartbeats", "inspect", "layout", "leave", "limit_state", "pause",
+			"release", "renew", "renew-pending", "renew_token", "renumber", "reopen",
+			"seal", "setting", "snapshot", "sweep", "tenant_state", "wait",
+			"why",
 		},
 		commands: []string{
-			"del", "eval", "evalsha", "exec", "get", "getrange",
-			"hdel", "hexists", "hget", "hgetall", "hmget", "hscan",
-			"hstrlen", "info", "lindex", "llen", "lpush", "lrange",
-			"ltrim", "multi", "pexpire", "ping", "publish", "scan",
-			"scard", "set", "setnx", "strlen", "subscribe", "time",
-			"unsubscribe", "wait", "xack", "xadd", "xautoclaim", "xdel",
-			"xgroup|create", "xlen", "xpending", "xrange", "xreadgroup", "xrevrange",
-			"zcard", "zcount", "zrange", "zrangebylex", "zrevrangebyscore", "zscan",
-			"zscore",
+			"del", "eval", "evalsha", "exec", "exists", "get",
+			"getrange", "hdel", "hexists", "hget", "hgetall", "hmget",
+			"hscan", "hstrlen", "info", "lindex", "llen", "lpush",
+			"lrange", "ltrim", "multi", "pexpire", "ping", "publish",
+			"scan", "scard", "set", "setnx", "strlen", "subscribe",
+			"time", "unsubscribe", "wait", "xack", "xadd", "xautoclaim",
+			"xdel", "xgroup|create", "xlen", "xpending", "xrange", "xreadgroup",
+			"xrevrange", "zcard", "zcount", "zrange", "zrangebylex", "zrevrangebyscore",
+			"zscan", "zscore",
 		},
 		keys: []string{
-			"activity", "auth:keys", "auth:session:*", "brokers", "dispatch:*", "guard:{*/*}:*",
-			"history", "idempotency:*", "ingest", "ingest:*", "ingest:rejected", "partitions",
-			"pool-size:*", "stages", "workers", "{*}:*",
+			"activity", "auth:keys", "auth:session:*", "brokers", "dispatch:*", "guard:layout",
+			"guard:{*/*}:*", "history", "idempotency:*", "ingest", "ingest:*", "ingest:rejected",
+			"layout", "partitions", "pool-size:*", "stages", "workers", "{*}:*",
 		},
 		channels: []string{
 			"guard:wake:*",
@@ -34,43 +35,46 @@ var needs = map[string]need{
 	},
 	"fetcher": {
 		scripts: []string{
-			"admit", "heartbeat", "heartbeats", "lead", "policy", "quota",
+			"admit", "heartbeat", "heartbeats", "layout", "lead", "policy",
+			"quota",
 		},
 		commands: []string{
-			"blpop", "eval", "evalsha", "get", "hdel", "hget",
-			"info", "llen", "lpush", "ping", "set", "setnx",
-			"xpending", "zrange",
+			"blpop", "eval", "evalsha", "exists", "get", "hdel",
+			"hget", "hgetall", "info", "llen", "lpush", "ping",
+			"set", "setnx", "xpending", "zrange",
 		},
 		keys: []string{
-			"partitions", "stages", "workers", "{*}:*",
+			"layout", "partitions", "stages", "workers", "{*}:*",
 		},
 	},
 	"dispatcher": {
 		scripts: []string{
-			"claim-unowned", "drop_consumer", "heartbeat", "heartbeats", "promote", "reclaim",
-			"renumber", "schedule",
+			"claim-unowned", "drop_consumer", "heartbeat", "heartbeats", "layout", "promote",
+			"reclaim", "renumber", "schedule",
 		},
 		commands: []string{
-			"blpop", "eval", "evalsha", "get", "hdel", "info",
-			"ping", "set", "setnx", "xinfo|consumers", "xpending", "zrange",
+			"blpop", "eval", "evalsha", "exists", "get", "hdel",
+			"hgetall", "info", "ping", "set", "setnx", "xinfo|consumers",
+			"xpending", "zrange",
 		},
 		keys: []string{
-			"partitions", "stages", "workers", "{*}:*",
+			"layout", "partitions", "stages", "workers", "{*}:*",
 		},
 	},
 	"worker": {
 		scripts: []string{
 			"acquire", "declare", "drop_consumer", "heartbeat", "heartbeats", "inspect",
-			"outcome", "release", "renew", "start", "wait",
+			"layout", "outcome", "release", "renew", "start", "wait",
 		},
 		commands: []string{
-			"blpop", "eval", "evalsha", "exec", "get", "hdel",
-			"hmget", "info", "lpush", "ltrim", "multi", "ping",
-			"publish", "set", "setnx", "subscribe", "unsubscribe", "xack",
-			"xadd", "xdel", "xgroup|create", "xreadgroup",
+			"blpop", "eval", "evalsha", "exec", "exists", "get",
+			"hdel", "hgetall", "hmget", "info", "lpush", "ltrim",
+			"multi", "ping", "publish", "set", "setnx", "subscribe",
+			"unsubscribe", "xack", "xadd", "xdel", "xgroup|create", "xreadgroup",
 		},
 		keys: []string{
-			"guard:{*/*}:*", "partitions", "pool-size:*", "stages", "workers", "{*}:*",
+			"guard:layout", "guard:{*/*}:*", "layout", "partitions", "pool-size:*", "stages",
+			"workers", "{*}:*",
 		},
 		channels: []string{
 			"guard:wake:*",
@@ -79,9 +83,9 @@ var needs = map[string]need{
 	"watcher": {
 		scripts: []string{
 			"advance", "audit_room", "claim-unowned", "drop_consumer", "expire", "heartbeat",
-			"heartbeats", "history", "inspect", "lead", "limit_state", "lose",
-			"outcome", "reduce_failures", "repair", "repair_counter", "repair_misplaced", "requeue",
-			"retire", "start", "sweep", "tenant_state",
+			"heartbeats", "history", "inspect", "layout", "lead", "limit_state",
+			"lose", "outcome", "reduce_failures", "repair", "repair_counter", "repair_misplaced",
+			"requeue", "retire", "start", "sweep", "tenant_state",
 		},
 		commands: []string{
 			"blpop", "del", "eval", "evalsha", "exec", "exists",
@@ -95,53 +99,56 @@ var needs = map[string]need{
 			"zrange", "zrangebyscore", "zremrangebyscore", "zrevrange", "zscan", "zscore",
 		},
 		keys: []string{
-			"brokers", "events", "guard:{*/*}:*", "history", "ingest", "ingest:rejected",
-			"partitions", "stages", "workers", "{*}:*",
+			"brokers", "events", "guard:layout", "guard:{*/*}:*", "history", "ingest",
+			"ingest:rejected", "layout", "partitions", "stages", "workers", "{*}:*",
 		},
 	},
 	"aggregator": {
 		scripts: []string{
-			"claim-unowned", "drop_consumer", "heartbeat", "heartbeats", "reduce", "renumber",
+			"claim-unowned", "drop_consumer", "heartbeat", "heartbeats", "layout", "reduce",
+			"renumber",
 		},
 		commands: []string{
-			"blpop", "eval", "evalsha", "exec", "get", "hdel",
-			"hmget", "info", "lpush", "ltrim", "multi", "ping",
-			"set", "setnx", "xack", "xadd", "xautoclaim", "xclaim",
-			"xdel", "xgroup|create", "xinfo|consumers", "xpending", "xreadgroup",
+			"blpop", "eval", "evalsha", "exec", "exists", "get",
+			"hdel", "hgetall", "hmget", "info", "lpush", "ltrim",
+			"multi", "ping", "set", "setnx", "xack", "xadd",
+			"xautoclaim", "xclaim", "xdel", "xgroup|create", "xinfo|consumers", "xpending",
+			"xreadgroup",
 		},
 		keys: []string{
-			"partitions", "stages", "workers", "{*}:*",
+			"layout", "partitions", "stages", "workers", "{*}:*",
 		},
 	},
 	"broker": {
 		scripts: []string{
 			"claim", "claim-unowned", "declare_room", "disconnect", "enter", "expire_users",
-			"forget", "forget-dead-consumers", "heartbeat", "heartbeats", "leave", "promote_users",
-			"renew-pending", "renumber", "snapshot", "sweep_room",
+			"forget", "forget-dead-consumers", "heartbeat", "heartbeats", "layout", "leave",
+			"promote_users", "renew-pending", "renumber", "snapshot", "sweep_room",
 		},
 		commands: []string{
-			"blpop", "del", "eval", "evalsha", "exec", "get",
-			"hdel", "hmget", "hscan", "info", "lpush", "ltrim",
-			"multi", "pexpire", "ping", "set", "setnx", "time",
-			"xack", "xadd", "xautoclaim", "xclaim", "xdel", "xgroup|create",
-			"xgroup|delconsumer", "xinfo|consumers", "xlen", "xpending", "xrange", "xread",
-			"xreadgroup", "xtrim", "zadd", "zrange",
+			"blpop", "del", "eval", "evalsha", "exec", "exists",
+			"get", "hdel", "hgetall", "hmget", "hscan", "info",
+			"lpush", "ltrim", "multi", "pexpire", "ping", "set",
+			"setnx", "time", "xack", "xadd", "xautoclaim", "xclaim",
+			"xdel", "xgroup|create", "xgroup|delconsumer", "xinfo|consumers", "xlen", "xpending",
+			"xrange", "xread", "xreadgroup", "xtrim", "zadd", "zrange",
 		},
 		keys: []string{
-			"brokers", "dispatch:*", "partitions", "stages", "workers", "{*}:*",
+			"brokers", "dispatch:*", "layout", "partitions", "stages", "workers",
+			"{*}:*",
 		},
 	},
 	"guard": {
 		scripts: []string{
-			"acquire", "audit", "control", "declare", "inspect", "release",
-			"renew", "take", "wait",
+			"acquire", "audit", "control", "declare", "inspect", "layout",
+			"release", "renew", "take", "wait",
 		},
 		commands: []string{
-			"eval", "evalsha", "info", "ping", "publish", "scan",
-			"subscribe", "unsubscribe",
+			"eval", "evalsha", "hgetall", "info", "ping", "publish",
+			"scan", "subscribe", "unsubscribe",
 		},
 		keys: []string{
-			"guard:{*/*}:*", "limit:{*/*}",
+			"guard:layout", "guard:{*/*}:*", "limit:{*/*}",
 		},
 		channels: []string{
 			"guard:wake:*",
@@ -149,8 +156,8 @@ var needs = map[string]need{
 	},
 	"cli": {
 		scripts: []string{
-			"add", "audit", "audit_room", "change", "claim-unowned", "lose",
-			"repair", "repair_counter", "repair_misplaced",
+			"add", "audit", "audit_room", "change", "claim-unowned", "heartbeats",
+			"layout", "lose", "repair", "repair_counter", "repair_misplaced",
 		},
 		commands: []string{
 			"del", "eval", "evalsha", "exec", "get", "getrange",
@@ -161,7 +168,8 @@ var needs = map[string]need{
 			"zscan", "zscore",
 		},
 		keys: []string{
-			"activity", "auth:keys", "guard:{*/*}:*", "ingest", "partitions", "{*}:*",
+			"activity", "auth:keys", "brokers", "guard:{*/*}:*", "ingest", "partitions",
+			"stages", "workers", "{*}:*",
 		},
 	},
 }

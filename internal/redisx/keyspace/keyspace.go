@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync/atomic"
 )
 
 // Names of the consumer groups.
@@ -27,6 +28,7 @@ const (
 type Space struct {
 	prefix     string
 	partitions int
+	layout     *atomic.Int32 // of jobs, that this process writes now; its partitions share it
 
 	RecordKeys
 }
@@ -60,7 +62,9 @@ func New(prefix string, partitions int) (Space, error) {
 	if partitions < 1 {
 		return Space{}, fmt.Errorf("partitions %d: must be at least 1", partitions)
 	}
-	return Space{prefix: prefix, partitions: partitions, RecordKeys: RecordKeys{prefix}}, nil
+	layout := &atomic.Int32{}
+	layout.Store(1)
+	return Space{prefix: prefix, partitions: partitions, layout: layout, RecordKeys: RecordKeys{prefix}}, nil
 }
 
 // Prefix returns the prefix of all keys.
@@ -93,6 +97,18 @@ func (s Space) Events() string { return s.prefix + "events" }
 
 // PartitionCount is a string: the number of partitions that the data was written with.
 func (s Space) PartitionCount() string { return s.prefix + "partitions" }
+
+// Layouts is a hash: jobs and rooms → the number of the layout of this data (package layout).
+func (s Space) Layouts() string { return s.prefix + "layout" }
+
+// GuardLayout is a hash: guards → the number of the layout of this prefix's guards.
+func GuardLayout(prefix string) string { return prefix + "guard:layout" }
+
+// Layout returns the layout of jobs that this process writes now. It changes while a process runs.
+func (s Space) Layout() int { return int(s.layout.Load()) }
+
+// SetLayout sets what Layout returns for all copies of the space and their partitions.
+func (s Space) SetLayout(n int) { s.layout.Store(int32(n)) }
 
 // Workers is a hash: worker process → its status as JSON (heartbeat).
 func (s Space) Workers() string { return s.prefix + "workers" }
@@ -130,7 +146,7 @@ func (s Space) index(id string) int {
 func (s Space) Partition(i int) Partition {
 	base := s.prefix + "{" + strconv.Itoa(i) + "}:"
 	return Partition{
-		index: i, base: base, GroupKeys: GroupKeys(base), FairKeys: FairKeys(base), TenantKeys: TenantKeys(base),
+		index: i, base: base, layout: s.layout, GroupKeys: GroupKeys(base), FairKeys: FairKeys(base), TenantKeys: TenantKeys(base),
 		JobKeys: JobKeys(base), WatchKeys: WatchKeys(base), RoomKeys: RoomKeys(base),
 	}
 }
@@ -148,8 +164,9 @@ func (s Space) All() []Partition {
 // parentheses the scripts that write it. They leave out expire, which deletes all keys of a group;
 // repairs are the scripts repair, repair_counter and repair_misplaced.
 type Partition struct {
-	index int
-	base  string
+	index  int
+	base   string
+	layout *atomic.Int32
 
 	GroupKeys
 	FairKeys
@@ -158,6 +175,9 @@ type Partition struct {
 	WatchKeys
 	RoomKeys
 }
+
+// Layout is Space.Layout.
+func (p Partition) Layout() int { return int(p.layout.Load()) }
 
 // Index returns the number of the partition, counted from 0.
 func (p Partition) Index() int { return p.index }

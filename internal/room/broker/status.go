@@ -29,7 +29,7 @@ func (b *Broker) keepStatus(ctx context.Context) error {
 	// known is false if the last status is not in Redis any more: then Redis has lost its data, and
 	// maybe the places of this broker's users.
 	known, err := presence.PublishBroker(ctx, b.Conn, b.Space, api.StageStatus{
-		ID: b.instance, Version: b.Version, Role: api.RoleBroker, Running: !b.draining.Load(), SeenAt: time.Now(),
+		ID: b.instance, Version: b.Version, Layouts: b.Layouts, Role: api.RoleBroker, Running: !b.draining.Load(), SeenAt: time.Now(),
 		Counts: map[string]int64{"streams": int64(b.conns.len()), "position_age_ms": b.positionAge.Load()},
 	})
 	if err != nil {

@@ -18,8 +18,12 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/redisx/layout"
 	"github.com/bulkaction/bulkaction/lua"
 )
+
+// Layout is the layout of the events and their users; see lua/room/README.md.
+var Layout = layout.Part{Name: layout.Rooms, Oldest: 1, Newest: 1}
 
 // MostUsers is the largest number of users, or for Snapshot of events, in one call of a script.
 const MostUsers = 200

@@ -138,6 +138,34 @@ func Absent(
 	return absent, away, nil
 }
 
+// Older returns the ids of the live processes that can't read a layout of a part of the data.
+// Processes that report no layouts read layout 1.
+func Older(ctx context.Context, conn *redisx.Conn, space keyspace.Space, part string, newest int) ([]string, error) {
+	var older []string
+	look := func(id string, layouts map[string]int) {
+		if max(1, layouts[part]) < newest {
+			older = append(older, id)
+		}
+	}
+	workers, err := Workers(ctx, conn, space)
+	if err != nil {
+		return nil, err
+	}
+	for _, w := range workers {
+		look(w.ID, w.Layouts)
+	}
+	for _, list := range []func(context.Context, *redisx.Conn, keyspace.Space) ([]api.StageStatus, error){Stages, Brokers} {
+		stages, err := list(ctx, conn, space)
+		if err != nil {
+			return nil, err
+		}
+		for _, s := range stages {
+			look(s.ID, s.Layouts)
+		}
+	}
+	return older, nil
+}
+
 func publish(ctx context.Context, conn *redisx.Conn, key, id string, status any) error {
 	_, err := put(ctx, conn, key, id, status)
 	return err
