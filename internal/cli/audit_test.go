@@ -33,7 +33,7 @@ func TestAudit(t *testing.T) {
 	t.Setenv("BULKACTION_REDIS_URL", url)
 	t.Setenv("BULKACTION_KEY_PREFIX", "x:")
 	got := console{}.exec(t.Context(), "audit")
-	require.Equal(t, run{exitError, "", "bulkaction: no role has used this Redis under the prefix x: yet: there is nothing to audit\n" +
+	require.Equal(t, run{exitError, "", "bulkaction: no role has used this Redis under the prefix x: yet: there is nothing to work on\n" +
 		"Give the Redis of the roles and their prefix with --redis-url and --key-prefix.\n"}, got)
 
 	opts, err := redis.ParseURL(url)
@@ -147,7 +147,7 @@ func TestAuditRepair(t *testing.T) {
 	zero := int64(0)
 	require.Equal(t, []repair.Result{
 		{Law: "location", Partition: p.Index(), Group: "g", Ordinal: &zero, Done: true, Detail: "it was waiting at attempt 0 and at no location: it has failed, with code LOST"},
-		{Law: "lifecycle", Partition: p.Index(), Group: "g", Detail: report.Violations[0].Detail + "; the right times are not known; this does no harm"},
+		{Law: "lifecycle", Partition: p.Index(), Group: "g", Detail: report.Violations[0].Detail + "; the right times are not known, and nothing depends on them: it stays until the group is deleted"},
 		{Law: "registry", Partition: space.OfGroup("gone").Index(), Group: "gone", Done: true,
 			Detail: "its owner key says tenant acme, but there is no such group; now the key is gone"},
 	}, report.Repairs)

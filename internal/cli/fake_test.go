@@ -375,7 +375,7 @@ func (f *fakeAPI) deadLetters(w http.ResponseWriter, r *http.Request) {
 
 func (f *fakeAPI) stats(w http.ResponseWriter, _ *http.Request) {
 	reply(w, http.StatusOK, api.Stats{
-		Partitions: 4, Groups: 12, ActiveTenants: 3, StartedPerSec: 1234.56, DeadLetters: 7,
+		Partitions: 4, Layouts: map[string]string{"jobs": "1+", "rooms": "1"}, Groups: 12, ActiveTenants: 3, StartedPerSec: 1234.56, DeadLetters: 7,
 		Types:     []api.TypeStats{{Type: "SEND_EMAIL", Backlog: 1234567, Runnable: 1067, Waiting: 1234000, NonReady: 500, Ready: 67, InFlight: 10, Workers: 2}},
 		Workers:   []api.WorkerStatus{{ID: "w-1", Types: []string{"SEND_EMAIL", "HTTP"}, Workers: 10, Active: 9, SeenAt: epoch, ShuttingDown: true}},
 		Stages:    []api.StageStatus{{ID: "f-1", Role: "fetcher", Counts: map[string]int64{"fetched": 5, "empty": 1}, SeenAt: epoch}},

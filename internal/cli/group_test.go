@@ -186,6 +186,7 @@ Rate limit           10,000 a second, fixed window of 1000 ms, elastic; 42 used 
 Rejected messages    0
 Dead letters         7
 Partitions           4
+Layout of the data   jobs 1+, rooms 1
 
 ROLE      PROCESSES
 fetcher   1

@@ -375,7 +375,7 @@ func (f *Backend) DeadLetters(_ context.Context, q messages.DeadLetterQuery) (ap
 
 func (f *Backend) Stats(context.Context) (api.Stats, error) {
 	return api.Stats{
-		Partitions: 1, Workers: []api.WorkerStatus{{ID: "w-1"}}, Stages: []api.StageStatus{{ID: "f-1", Role: "fetcher"}},
+		Partitions: 1, Layouts: map[string]string{"jobs": "1"}, Workers: []api.WorkerStatus{{ID: "w-1"}}, Stages: []api.StageStatus{{ID: "f-1", Role: "fetcher"}},
 		RateLimit: api.RateLimit{Limiter: "fixed", Share: "elastic"},
 	}, f.Err
 }

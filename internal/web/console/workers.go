@@ -27,6 +27,7 @@ type workersData struct {
 	Busy     int
 	Unserved []api.TypeStats // types that have jobs and no worker
 	Versions []string
+	Layouts  map[string]string
 }
 
 type workerRow struct {
@@ -54,7 +55,7 @@ func (p workersPage) read(ctx context.Context) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := workersData{Roles: s.Roles, Stages: slices.Clone(s.Stages)}
+	d := workersData{Roles: s.Roles, Stages: slices.Clone(s.Stages), Layouts: s.Layouts}
 	for _, w := range s.Workers {
 		row := workerRow{WorkerStatus: w}
 		for _, id := range w.CurrentJobs {
