@@ -205,7 +205,7 @@ type setupResult struct {
 }
 
 // check returns an error if Redis can't hold guards or does not answer. A check that has passed is
-// not repeated. After a failed one, one call asks again at the earliest a second later, while other
+// not repeated, but for the number of the layout. After a failed one, one call asks again at the earliest a second later, while other
 // calls get the last result. queue is true for all guards but a Limiter: they need the right to
 // PUBLISH.
 func (c *Client) check(ctx context.Context, queue bool) error {
@@ -219,6 +219,7 @@ func (c *Client) check(ctx context.Context, queue bool) error {
 	if r.err != nil {
 		return r.err
 	}
+	c.watchLayout(r)
 	if queue {
 		return r.publish
 	}
@@ -309,7 +310,7 @@ func checkSetup(ctx context.Context, c *Client) *setupResult {
 		r.publish = fmt.Errorf("%w: %w", ErrNoPublish, err)
 		return r
 	}
-	if err := c.startLayout(ctx); err != nil {
+	if err := c.checkLayout(ctx); err != nil {
 		r.err = err
 		return r
 	}
@@ -317,41 +318,46 @@ func checkSetup(ctx context.Context, c *Client) *setupResult {
 	return r
 }
 
-// startLayout checks that this version can use the guards' data, and goes on to read the number of
-// its layout once a second. Programs whose Redis user may not read it go on without.
-func (c *Client) startLayout(ctx context.Context) error {
-	key := keyspace.GuardLayout(c.cfg.prefix)
-	_, err := layout.Start(ctx, c.rdb, key, func() (bool, error) { return false, nil }, layout.GuardPart)
+// checkLayout checks that this version can use the guards' data. Programs whose Redis user may not
+// read the number of its layout go on without.
+func (c *Client) checkLayout(ctx context.Context) error {
+	_, err := layout.Start(ctx, c.rdb, keyspace.GuardLayout(c.cfg.prefix),
+		func() (bool, error) { return false, nil }, layout.GuardPart)
 	switch {
-	case isDeniedOrNil(err):
+	case err == nil || isDenied(err):
+		return nil
 	case errors.Is(err, layout.ErrUnsupported):
 		return fmt.Errorf("%w: %w", ErrSetup, err)
-	default:
-		return fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
-	if err != nil {
-		c.cfg.logger.Debug("the redis user may not read the number of the guards' layout", "key", key)
-		return nil
-	}
-	c.start(func() {
-		ctx, cancel := context.WithCancel(context.Background())
-		defer cancel()
-		go func() {
-			select {
-			case <-c.stopped:
-				cancel()
-			case <-ctx.Done():
-			}
-		}()
-		layout.Watch(ctx, c.rdb, key, c.cfg.logger, func([]layout.Number) {}, func(err error) {
-			c.cfg.logger.Error("guards can't be used any more", "error", err)
-			c.setup.Store(&setupResult{err: fmt.Errorf("%w: %w", ErrSetup, err), ended: time.Now()})
-		}, layout.GuardPart)
-	})
-	return nil
+	return fmt.Errorf("%w: %w", ErrUnavailable, err)
 }
 
-func isDeniedOrNil(err error) bool { return err == nil || isDenied(err) }
+// watchLayout reads the number of the layout again, in the background, if r is a second old. It has
+// no goroutine of its own, so a Client that is not used reads nothing.
+func (c *Client) watchLayout(r *setupResult) {
+	if time.Since(r.ended) < layout.Interval {
+		return
+	}
+	select {
+	case c.checking <- struct{}{}:
+	default:
+		return
+	}
+	now := *r
+	now.ended = time.Now()
+	c.setup.Store(&now)
+	if !c.start(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+		defer cancel()
+		if err := c.checkLayout(ctx); errors.Is(err, ErrSetup) {
+			c.cfg.logger.Error("guards can't be used any more", "error", err)
+			c.setup.Store(&setupResult{err: err, ended: time.Now()})
+		}
+		<-c.checking
+	}) {
+		<-c.checking
+	}
+}
 
 // evictionPolicy returns Redis's setting maxmemory-policy; "" if Redis does not tell it. On a
 // Cluster it prefers the policy of a master that evicts keys.

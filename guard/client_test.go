@@ -749,3 +749,21 @@ func newTestClient(t *testing.T, url, prefix string, opts ...Option) (*redis.Cli
 	})
 	return rdb, c
 }
+
+// TestLayoutOfGuards: a Client stops to work when another version has announced a layout of the
+// guards that it can't read, and goes on when the announcement is taken back.
+func TestLayoutOfGuards(t *testing.T) {
+	t.Parallel()
+	url, prefix := redistest.Shared(t)
+	rdb, c := newTestClient(t, url, prefix)
+	limiter := c.Limiter("l", PerWindow(1000, time.Second))
+	try := func() error { _, err := limiter.Take(t.Context(), "k", 1); return err }
+	require.NoError(t, try())
+	key := prefix + "guard:layout"
+	require.Equal(t, "1", rdb.HGet(t.Context(), key, "guards").Val())
+	require.NoError(t, rdb.HSet(t.Context(), key, "guards", "1+").Err())
+	require.Eventually(t, func() bool { return errors.Is(try(), ErrSetup) }, time.Minute, 10*time.Millisecond)
+	require.ErrorContains(t, try(), "run a later version, which reads layout 2")
+	require.NoError(t, rdb.HSet(t.Context(), key, "guards", "1").Err())
+	require.Eventually(t, func() bool { return try() == nil }, time.Minute, 10*time.Millisecond)
+}

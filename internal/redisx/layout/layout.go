@@ -187,8 +187,8 @@ func check(ctx context.Context, c redis.Cmdable, key string, parts []Part) ([]Nu
 	return numbers, nil
 }
 
-// interval is the time between two reads of the numbers in a running process.
-const interval = time.Second
+// Interval is the time between two reads of the numbers in a running process.
+const Interval = time.Second
 
 // Watch reads the numbers of the parts once a second, until ctx ends or this version can't use one of
 // them: then it calls refuse and returns. It calls use with the numbers that it has read.
@@ -196,7 +196,7 @@ func Watch(
 	ctx context.Context, c redis.Cmdable, key string, log *slog.Logger,
 	use func([]Number), refuse func(error), parts ...Part,
 ) {
-	for redisx.Sleep(ctx, interval) == nil {
+	for redisx.Sleep(ctx, Interval) == nil {
 		numbers, err := check(ctx, c, key, parts)
 		switch {
 		case errors.Is(err, ErrUnsupported):

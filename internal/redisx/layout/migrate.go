@@ -24,7 +24,7 @@ type Migration struct {
 }
 
 // settle is how long after a change of the number every live process has seen it: several reads.
-const settle = 4 * interval
+const settle = 4 * Interval
 
 // Count returns how many items each step would convert now, by the step's name.
 func (m Migration) Count(ctx context.Context) (map[string]int, error) {
@@ -84,7 +84,7 @@ func (m Migration) refuseOlder(ctx context.Context) error {
 func (m Migration) raise(ctx context.Context, at Number) (Number, error) {
 	m.Say("%s: layout %d is announced; waiting until every process knows", m.Name, m.Newest)
 	err := redisx.Sleep(ctx, settle)
-	for said := ""; err == nil; err = redisx.Sleep(ctx, interval) {
+	for said := ""; err == nil; err = redisx.Sleep(ctx, Interval) {
 		older, failed := m.Older(ctx)
 		if failed != nil {
 			err = failed
