@@ -124,7 +124,8 @@ func (l *groupLaws) checkLifecycle() {
 		l.report(LawLifecycle, "sealed", "it is %s without being sealed", status)
 	}
 	if open := !status.Ended() || sweeping; open != l.Open || open == l.Ended {
-		l.reportRepairable(l.counts, LawLifecycle, "lists", "it is %s, but %s", status, l.describeLists())
+		l.reportRepairable(l.relist(), LawLifecycle, "lists", "it is %s, but %s", status, l.describeLists())
+		l.found.markUncertain(LawLocation, l.Tenant, l.TypeList()...)
 	}
 	if failed := status == api.StatusFailed; failed != l.OnFailed {
 		on := "not on"
@@ -159,6 +160,22 @@ func (l *groupLaws) checkLifecycle() {
 		l.reportRepairable(l.counts, LawLifecycle, "stuck",
 			"it is %s, sealed, and all its jobs have ended and are reduced, but it is not among the "+
 				"dirty groups", status)
+	}
+}
+
+// checkTurns reports waiting jobs that never get their turn, because the fair queue has lost their group
+// or tenant. A group that is paused or scheduled is not in it.
+func (l *groupLaws) checkTurns() {
+	if api.Status(l.status()).Ended() || l.Fields["paused"] != "" || l.Scheduled {
+		return
+	}
+	for i, inOrder := range l.InOrder {
+		if l.Queues[i] > 0 && (!inOrder || !l.TenantPaused && !l.InLane[i]) {
+			typ := l.TypeList()[i]
+			l.reportRepairable(l.relist(), LawRegistry, "turn "+typ,
+				"%d jobs of type %s wait, but the fair queue does not have it: they are not served", l.Queues[i], typ)
+			l.found.markUncertain(LawLocation, l.Tenant) // its active jobs are not known
+		}
 	}
 }
 
