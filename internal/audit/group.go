@@ -54,8 +54,8 @@ func newPass(s scope) *pass {
 }
 
 // run makes the pass: groups first, then the lists that name them, then the locations that groups
-// share, then the counters of tenants and types, then the deliveries of streams. A pass over candidates reads neither counters
-// nor deliveries.
+// share, then the counters of tenants and types, then the deliveries of streams. A pass over
+// candidates reads neither lists, counters nor deliveries.
 func (ps *pass) run(ctx context.Context) error {
 	defer func() { ps.found.addWrongTypes(ps.WrongTypes, ps.p.Base()) }()
 	check := func(ids []string) error { return ps.checkGroups(ctx, ids) }

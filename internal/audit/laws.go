@@ -142,6 +142,11 @@ func (l *groupLaws) checkLifecycle() {
 			l.reportRepairable(l.counts, LawLifecycle, "unended",
 				"it was cancelled and settled, but %d jobs have not ended", unfinished)
 		}
+		reduced, failed := l.Int("failures_reduced"), l.jobs[ledger.Failed]
+		if !sweeping && l.Fields["reduce_failures"] != "" && reduced != failed && !l.Dirty {
+			l.reportRepairable(l.counts, LawLifecycle, "stuck",
+				"it was cancelled, but its aggregates have %d of %d failed jobs, and it is not among the dirty groups", reduced, failed)
+		}
 	case rank >= 3 && unfinished > 0:
 		l.report(LawLifecycle, "unended", "it is %s, but %d jobs have not ended", status, unfinished)
 	case rank == len(statusOrder) && unreduced > 0:
@@ -165,8 +170,8 @@ func (l *groupLaws) checkLifecycle() {
 	}
 }
 
-// checkTurns reports waiting jobs that never get their turn, because the fair queue has lost their group
-// or tenant. A group that is paused or scheduled is not in it.
+// checkTurns reports waiting jobs that never get their turn, because the fair queue has lost their
+// group or tenant. A group that is paused or scheduled is not in it.
 func (l *groupLaws) checkTurns() {
 	if api.Status(l.status()).Ended() || l.Fields["paused"] != "" || l.Scheduled {
 		return

@@ -20,6 +20,8 @@ var tampersOfLists = func() (all []Tamper) {
 		{"waiting jobs, but not in the fair queue", "acme", "ZREM fair:many:normal:acme many", "registry many"},
 		{"waiting jobs, but its tenant is in no lane", "acme", "ZREM fair:many:normal acme", "registry many"},
 		{"scheduled, but not on the list", "globex", "ZREM scheduled scheduled", "registry scheduled"},
+		{"failures of a cancelled group not reduced, and it is not dirty", "hooli", "HSET group:cancelled reduce_failures 1; SREM dirty cancelled",
+			"lifecycle cancelled"},
 		{"tenant with non-ready jobs not on the list", "acme", "ZREM non-ready acme", "registry"},
 	} {
 		all = append(all, Tamper{c.name, func(w *World) []string {
