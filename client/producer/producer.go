@@ -8,6 +8,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strconv"
 	"sync"
 	"time"
@@ -34,8 +35,9 @@ import (
 
 // Producer submits bulk actions by writing messages to the ingest stream in Redis. It needs no API
 // server. A message for which a method returned no error is stored. The server checks it later: a
-// message that the server refuses goes to the stream ingest:rejected. A Producer is safe for
-// concurrent use.
+// message that the server refuses goes to the stream ingest:rejected. If no ingest process reads the
+// stream, as with a wrong prefix, the Producer logs a warning by slog's default logger, once a minute
+// at most. A Producer is safe for concurrent use.
 //
 // When a connection breaks, it is unknown whether the message was stored. The Producer then
 // publishes it again under the same message id; the server takes messages with the same id once.
@@ -427,6 +429,8 @@ const (
 	backlogMaxAge     = 500 * time.Millisecond
 	backlogMinWait    = time.Second
 	backlogMaxWait    = time.Minute
+	// The readers of the stream are looked at when its length is read, once in readersInterval.
+	readersInterval = time.Minute
 )
 
 // backlog refuses messages with a *BacklogError while the ingest stream is too long. It never
@@ -446,7 +450,9 @@ type backlog struct {
 	drainRate float64
 	// freeAt is when the stream will have space for all messages that were refused so far, at most
 	// backlogMaxWait ahead.
-	freeAt time.Time
+	freeAt    time.Time
+	readersAt time.Time // when the readers of the stream were looked at (see warnUnread)
+	delivered string    // the id of the last message that was delivered then; "": there was no reader
 }
 
 // accept counts n messages as published, or returns a *BacklogError when the stream has no space
@@ -465,12 +471,38 @@ func (b *backlog) accept(ctx context.Context, n int64) error {
 			b.drainRate += (max(0, float64(b.length-length)/now.Sub(b.readAt).Seconds()) - b.drainRate) / 2
 		}
 		b.length, b.readAt = length, now
+		if now.Sub(b.readersAt) > readersInterval {
+			b.readersAt = now
+			b.warnUnread(ctx)
+		}
 	}
 	if b.length+min(n, b.max) > b.max {
 		return &BacklogError{Length: b.length, Max: b.max, Wait: b.retryAfter(min(n, b.max))}
 	}
 	b.length += n
 	return nil
+}
+
+// warnUnread logs a warning if no process reads the stream: no ingest has ever read it, or messages
+// wait there and none was delivered since the last call. (How long ago a consumer was there says
+// little: Redis 7.0 does not count reads of an empty stream.) It logs nothing if Redis doesn't tell,
+// for example because the user lacks the right.
+func (b *backlog) warnUnread(ctx context.Context) {
+	groups, err := b.client.XInfoGroups(ctx, b.stream).Result()
+	if err != nil && !redis.HasErrorPrefix(err, "no such key") {
+		return
+	}
+	unread, delivered := true, ""
+	for _, g := range groups {
+		if g.Name == keyspace.GroupIngest {
+			delivered = g.LastDeliveredID
+			unread = b.length > g.Pending && delivered == b.delivered
+		}
+	}
+	if b.delivered = delivered; unread {
+		slog.WarnContext(ctx, "no ingest process reads this stream: messages wait there", "stream", b.stream,
+			"hint", "start ingest with the same Redis, BULKACTION_KEY_PREFIX and BULKACTION_INGEST_STREAMS, or correct the producer's")
+	}
 }
 
 // retryAfter returns how long a caller with n refused messages should wait. It moves freeAt, so

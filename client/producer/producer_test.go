@@ -1,11 +1,13 @@
 package producer_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"slices"
 	"strings"
@@ -36,6 +38,50 @@ func newProducer(t *testing.T, addr string, opts ...producer.Option) *producer.P
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, p.Close()) })
 	return p
+}
+
+// TestAProducerIsToldThatNobodyReads: a Producer warns, once a minute, while no process reads its
+// stream: no consumer group has read it, or messages wait and the group takes none. It says nothing
+// while one reads.
+func TestAProducerIsToldThatNobodyReads(t *testing.T) {
+	var log bytes.Buffer
+	before := slog.Default()
+	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
+	t.Cleanup(func() { slog.SetDefault(before) })
+	r := miniredis.RunT(t)
+	c := redis.NewClient(&redis.Options{Addr: r.Addr()})
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	now := time.Now()
+	p := newProducer(t, r.Addr(), producer.WithPrefix("other:"))
+	p.SetBacklogClock(func() time.Time { return now })
+	warned := func(later time.Duration) bool {
+		now = now.Add(later)
+		log.Reset()
+		_, err := p.Submit(t.Context(), client.Submission{Tenant: "acme", Type: "T"})
+		require.NoError(t, err)
+		return strings.Contains(log.String(), "no ingest process reads this stream") && strings.Contains(log.String(), "stream=other:ingest")
+	}
+	read := func() {
+		args := redis.XReadGroupArgs{Group: "ingest", Consumer: "c", Streams: []string{"other:ingest", ">"}, Block: -1}
+		got, err := c.XReadGroup(t.Context(), &args).Result()
+		require.NoError(t, err)
+		for _, m := range got[0].Messages {
+			require.NoError(t, c.XAck(t.Context(), "other:ingest", "ingest", m.ID).Err())
+			require.NoError(t, c.XDel(t.Context(), "other:ingest", m.ID).Err())
+		}
+	}
+	require.True(t, warned(0), "no stream")
+	require.False(t, warned(time.Second), "once a minute")
+	require.True(t, warned(time.Minute), "no group")
+	require.NoError(t, c.XGroupCreate(t.Context(), "other:ingest", "ingest", "0").Err())
+	require.False(t, warned(2*time.Minute), "a reader has started")
+	read()
+	require.False(t, warned(2*time.Minute), "it reads")
+	read()
+	require.False(t, warned(2*time.Minute), "it has read all there was")
+	require.True(t, warned(2*time.Minute), "and nothing since then")
+	read()
+	require.False(t, warned(2*time.Minute), "it reads again")
 }
 
 func streamEntries(t *testing.T, r *miniredis.Miniredis, stream string) []map[string]string {

@@ -114,6 +114,8 @@ func TestStops(t *testing.T) {
 	cancel()
 	_, err := Run(ctx, w.Conn, w.Space, Options{})
 	require.ErrorIs(t, err, context.Canceled)
+	_, err = Partition(ctx, w.Conn, w.Space, w.Space.Partition(0), Options{})
+	require.ErrorIs(t, err, context.Canceled)
 	require.ErrorContains(t, err, "audit partition 0: read groups: ")
 }
 

@@ -10,7 +10,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -114,6 +113,13 @@ func (c counters) checkTenant(name string, r tenantRecount) {
 			c.report(ledger.Counter{Tenant: true, Of: name, Name: counter, Have: stored, Want: counted},
 				fmt.Sprint(name, counter, stored-counted),
 				"tenant %s counts %d jobs as %s, but %d are", name, stored, counter, counted)
+		}
+	}
+	for set, jobs := range []string{"non-ready", "suspended"} {
+		if r.unindexed[set] {
+			c.found.add(newFinding(LawRegistry, "", name, name+" "+jobs,
+				"tenant %s has %s jobs, but is missing on the list of such tenants: they stay there", name, jobs).repairedBy(
+				Repair{Kind: RepairGroup}))
 		}
 	}
 	stored := r.stored[active]
@@ -266,27 +272,12 @@ func CheckOwnerKeys(ctx context.Context, conn *redisx.Conn, space keyspace.Space
 // FindOwnerKeysWithoutGroup scans the keys of every shard. It returns a finding for each owner key
 // whose group did not exist in several checks, ordered by group. Package repair deletes these keys.
 func FindOwnerKeysWithoutGroup(ctx context.Context, conn *redisx.Conn, space keyspace.Space) ([]Finding, error) {
-	var mu sync.Mutex
 	var found []ownerKey
-	scan := func(ctx context.Context, shard redis.UniversalClient) error {
-		for cursor := uint64(0); ; {
-			keys, next, err := shard.Scan(ctx, cursor, ownerPattern(space), read.PageSize).Result()
-			if err != nil {
-				return err
-			}
-			some, err := withoutGroup(ctx, conn, space, keys)
-			if err != nil {
-				return err
-			}
-			mu.Lock()
-			found = append(found, some...)
-			mu.Unlock()
-			if cursor = next; cursor == 0 {
-				return nil
-			}
-		}
-	}
-	err := conn.Shards(ctx, scan)
+	err := read.ScanKeys(ctx, conn, ownerPattern(space), func(keys []string) error {
+		some, err := withoutGroup(ctx, conn, space, keys)
+		found = append(found, some...)
+		return err
+	})
 	for i := 1; i < confirmations && err == nil && len(found) > 0; i++ {
 		if err = redisx.Sleep(ctx, orphanInterval); err == nil {
 			var keys []string

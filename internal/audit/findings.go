@@ -122,7 +122,8 @@ type findings struct {
 	missing   missingJobs
 	misplaced map[read.Location]map[read.Job]bool // see PartitionReport
 	// uncertainTenants and uncertainTypes name the tenants and types of which a job, group or key
-	// breaks the law conservation, states or location: their counters are not judged.
+	// breaks the law conservation, states or location, or a group is missing on a list: their counters
+	// are not judged.
 	uncertainTenants, uncertainTypes map[string]bool
 }
 

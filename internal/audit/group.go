@@ -2,13 +2,17 @@ package audit
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/audit/read"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
+	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
@@ -35,7 +39,8 @@ func (s *scope) full() bool { return s.opts.only == nil }
 type pass struct {
 	*scope
 	shared       *sharedLocations
-	groups, jobs int64 // how many groups and accepted jobs were read
+	groups, jobs int64           // how many groups and accepted jobs were read
+	unlisted     map[string]bool // the groups that were read although they are not on the list of groups
 }
 
 // newPass returns a pass that has read and found nothing yet.
@@ -45,18 +50,20 @@ func newPass(s scope) *pass {
 	shared := &sharedLocations{
 		scope: &s, tracked: map[string]*trackedGroup{}, wasRead: map[read.Location]bool{},
 	}
-	return &pass{scope: &s, shared: shared}
+	return &pass{scope: &s, shared: shared, unlisted: map[string]bool{}}
 }
 
-// run makes the pass: groups first, then the locations that groups share, then the counters of
-// tenants and types, then the deliveries of streams. A pass over candidates reads neither counters
-// nor deliveries.
+// run makes the pass: groups first, then the lists that name them, then the locations that groups
+// share, then the counters of tenants and types, then the deliveries of streams. A pass over
+// candidates reads neither lists, counters nor deliveries.
 func (ps *pass) run(ctx context.Context) error {
 	defer func() { ps.found.addWrongTypes(ps.WrongTypes, ps.p.Base()) }()
 	check := func(ids []string) error { return ps.checkGroups(ctx, ids) }
 	err := error(nil)
 	if ps.full() {
-		err = ps.ReadByScore(ctx, ps.p.Groups(), check)
+		if err = ps.ReadByScore(ctx, ps.p.Groups(), check); err == nil {
+			err = ps.checkLists(ctx)
+		}
 	} else {
 		err = check(ps.opts.only.Groups)
 	}
@@ -102,7 +109,7 @@ func (ps *pass) checkByHeader(ctx context.Context, headers []read.Header) error 
 		for _, reply := range replies {
 			g := newGroup(reply())
 			now := read.Header{
-				ID: g.ID, Tenant: g.Fields["tenant"], Types: g.Fields["types"], Accepted: g.size(),
+				ID: g.ID, Tenant: g.Fields["tenant"], Types: g.Fields["types"], Accepted: g.size(), Lane: g.Lane,
 			}
 			switch {
 			case len(g.WrongTypes) > 0:
@@ -151,6 +158,7 @@ func (ps *pass) checkGroup(ctx context.Context, g *group) error {
 	laws.checkCounts()
 	laws.checkCodes()
 	laws.checkLifecycle()
+	laws.checkTurns()
 	laws.checkAggregate(ps.opts.Reducers)
 	if err := newOwnLocations(ps.scope, g).check(ctx); err != nil {
 		return err
@@ -173,7 +181,14 @@ func (ps *pass) checkOwners(ctx context.Context, groups []*group) error {
 			ps.found.add(newFinding(LawRegistry, g.ID, g.Tenant, key, format, args...).repairedBy(r))
 		}
 		if !g.ListedForTenant {
-			report(g.repair(), "list", "it is missing on its tenant's list of groups")
+			report(g.relist(), "list", "it is missing on its tenant's list of groups")
+			ps.found.markUncertain(LawLocation, g.Tenant, g.TypeList()...)
+		}
+		if !g.Listed {
+			ps.found.add(unlisted(g.ID, g.Tenant).repairedBy(g.relist()))
+		}
+		if !g.TenantListed {
+			report(g.relist(), "tenants", "its tenant is missing on the list of tenants")
 		}
 		if at := ps.space.OfTenant(g.Tenant).Index(); at != ps.p.Index() {
 			report(Repair{}, "partition", "its tenant %s belongs to partition %d", g.Tenant, at)
@@ -197,6 +212,93 @@ func (ps *pass) checkOwners(ctx context.Context, groups []*group) error {
 		}
 	}
 	return nil
+}
+
+// checkLists compares the lists of groups, and the groups that have a key, with the list of all
+// groups. Those of tenants are compared when they are recounted.
+func (ps *pass) checkLists(ctx context.Context) error {
+	if err := ps.checkListed(ctx, "", ps.opts.unlisted[ps.p.Index()]); err != nil {
+		return err
+	}
+	for list, key := range map[string]string{
+		"open": ps.p.Open(), "ended": ps.p.Ended(), "failed": ps.p.Failed(), "scheduled": ps.p.Scheduled(),
+	} {
+		check := func(ids []string) error { return ps.checkListed(ctx, list, ids) }
+		if err := ps.ReadByScore(ctx, key, check); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkListed checks those groups of a list ("": those with a key) that are not on the list of all
+// groups. It reports the ones that don't exist.
+func (ps *pass) checkListed(ctx context.Context, list string, ids []string) error {
+	scores, err := read.Ask(ctx, ps.Pipeline, read.PageSize, ids, func(p redis.Pipeliner, id string) *redis.FloatCmd {
+		return p.ZScore(ctx, ps.p.Groups(), id)
+	})
+	var unlisted []string
+	for i, score := range scores {
+		if errors.Is(score.Err(), redis.Nil) && !ps.unlisted[ids[i]] {
+			unlisted = append(unlisted, ids[i])
+		}
+	}
+	if err != nil || len(unlisted) == 0 {
+		return err
+	}
+	headers, err := ps.Headers(ctx, ps.p, unlisted)
+	if err != nil {
+		return err
+	}
+	for _, h := range headers {
+		ps.unlisted[h.ID] = true
+		if h.Tenant == "" && list != "" {
+			ps.found.add(unknownOn(h.ID, "", list+" groups"))
+		}
+	}
+	return ps.checkByHeader(ctx, headers)
+}
+
+// unlisted reports a group that exists, but is not on the list of all groups.
+func unlisted(id, tenant string) Finding {
+	return newFinding(LawRegistry, id, tenant, "unlisted", "it is missing on the list of all groups")
+}
+
+// unknownOn reports a group that does not exist, but is on a list, as of the groups of a tenant.
+func unknownOn(id, tenant, list string) Finding {
+	return newFinding(LawRegistry, id, tenant, "on "+list, "it is on the list of %s, but there is no such group", list).
+		repairedBy(Repair{Kind: RepairDeleted})
+}
+
+// unlistedGroups scans the keys of every shard. It returns, by partition, the groups that are not on
+// the list of all groups.
+func unlistedGroups(ctx context.Context, conn *redisx.Conn, space keyspace.Space) (map[int][]string, error) {
+	all, partitions, r := map[int][]string{}, map[string]keyspace.Partition{}, read.Reader{Cmd: conn.Cmd}
+	for _, p := range space.All() {
+		partitions[p.Group("")] = p
+	}
+	pattern := read.AnyPartition(space.Partition(0).Group("*"))
+	err := read.ScanKeys(ctx, conn, pattern, func(keys []string) error {
+		cut := func(key string) (p keyspace.Partition, id string) {
+			at := strings.LastIndexByte(key, ':') + 1 // an id has no colon
+			return partitions[key[:at]], key[at:]
+		}
+		keys = slices.DeleteFunc(keys, func(key string) bool {
+			p, _ := cut(key)
+			return p.Base() == ""
+		})
+		scores, err := read.Ask(ctx, r.Pipeline, read.PageSize, keys, func(pipe redis.Pipeliner, key string) *redis.FloatCmd {
+			p, id := cut(key)
+			return pipe.ZScore(ctx, p.Groups(), id)
+		})
+		for i, score := range scores {
+			if p, id := cut(keys[i]); errors.Is(score.Err(), redis.Nil) {
+				all[p.Index()] = append(all[p.Index()], id)
+			}
+		}
+		return err
+	})
+	return all, err
 }
 
 // group is a group as of one instant, with the number of its jobs by state letter, counted in its
@@ -251,6 +353,14 @@ func (g *group) repair() Repair {
 	}
 	add("accepted", jobs-accepted)
 	return Repair{Kind: RepairGroup, Differences: differences, Version: g.Int("repaired")}
+}
+
+// relist returns what puts the group on its lists, even if its states may be wrong.
+func (g *group) relist() Repair {
+	if r := g.repair(); r.Kind != NoRepair {
+		return r
+	}
+	return Repair{Kind: RepairGroup, Version: g.Int("repaired")}
 }
 
 // reading is a second reading of a group. It shows whether the group is still the one that was read

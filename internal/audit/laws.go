@@ -124,7 +124,8 @@ func (l *groupLaws) checkLifecycle() {
 		l.report(LawLifecycle, "sealed", "it is %s without being sealed", status)
 	}
 	if open := !status.Ended() || sweeping; open != l.Open || open == l.Ended {
-		l.reportRepairable(l.counts, LawLifecycle, "lists", "it is %s, but %s", status, l.describeLists())
+		l.reportRepairable(l.relist(), LawLifecycle, "lists", "it is %s, but %s", status, l.describeLists())
+		l.found.markUncertain(LawLocation, l.Tenant, l.TypeList()...)
 	}
 	if failed := status == api.StatusFailed; failed != l.OnFailed {
 		on := "not on"
@@ -140,6 +141,11 @@ func (l *groupLaws) checkLifecycle() {
 		if !sweeping && unfinished > 0 {
 			l.reportRepairable(l.counts, LawLifecycle, "unended",
 				"it was cancelled and settled, but %d jobs have not ended", unfinished)
+		}
+		reduced, failed := l.Int("failures_reduced"), l.jobs[ledger.Failed]
+		if !sweeping && l.Fields["reduce_failures"] != "" && reduced != failed && !l.Dirty {
+			l.reportRepairable(l.counts, LawLifecycle, "stuck",
+				"it was cancelled, but its aggregates have %d of %d failed jobs, and it is not among the dirty groups", reduced, failed)
 		}
 	case rank >= 3 && unfinished > 0:
 		l.report(LawLifecycle, "unended", "it is %s, but %d jobs have not ended", status, unfinished)
@@ -161,6 +167,22 @@ func (l *groupLaws) checkLifecycle() {
 		l.reportRepairable(l.counts, LawLifecycle, "stuck",
 			"it is %s, sealed, and all its jobs have ended and are reduced, but it is not among the "+
 				"dirty groups", status)
+	}
+}
+
+// checkTurns reports waiting jobs that never get their turn, because the fair queue has lost their
+// group or tenant. A group that is paused or scheduled is not in it.
+func (l *groupLaws) checkTurns() {
+	if api.Status(l.status()).Ended() || l.Fields["paused"] != "" || l.Scheduled {
+		return
+	}
+	for i, inOrder := range l.InOrder {
+		if l.Queues[i] > 0 && (!inOrder || !l.TenantPaused && !l.InLane[i]) {
+			typ := l.TypeList()[i]
+			l.reportRepairable(l.relist(), LawRegistry, "turn "+typ,
+				"%d jobs of type %s wait, but the fair queue does not have it: they are not served", l.Queues[i], typ)
+			l.found.markUncertain(LawLocation, l.Tenant) // its active jobs are not known
+		}
 	}
 }
 

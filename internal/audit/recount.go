@@ -2,6 +2,7 @@ package audit
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"hash/maphash"
 	"slices"
@@ -25,7 +26,7 @@ type countedTenant struct {
 // non-ready jobs take. The commands are those that queries adds, and one for each of the two
 // non-ready sets.
 func (t *countedTenant) cost() (commands int, bytes int64) {
-	commands = 7
+	commands = 9
 	for _, g := range t.openGroups {
 		commands += read.Unfinished.Commands(g)
 	}
@@ -37,6 +38,7 @@ type tenantRecount struct {
 	stored, counted   [3]int64         // the counters as stored, and as recounted; in the order of counterNames
 	inActiveSet       bool             // whether the set of active tenants holds the tenant
 	paused            bool             // a paused tenant is not active
+	unindexed         [2]bool          // it is missing on the list of tenants with non-ready, suspended jobs
 	waiting, nonReady map[string]int64 // recounted jobs by type
 	read              [2]int64         // how many non-ready and suspended jobs were recounted
 	consistent        bool             // stored and counted belong to the same instant
@@ -159,7 +161,9 @@ type tenantReply struct {
 	counters    *redis.SliceCmd
 	inActiveSet *redis.BoolCmd
 	newest      *redis.StringSliceCmd
-	lengths     func() [2]int64          // of its non-ready and suspended sets
+	lengths     func() [2]int64 // of its non-ready and suspended sets
+	inNonReady  *redis.FloatCmd // whether the lists of tenants with such jobs have it
+	inSuspended *redis.BoolCmd
 	nonReady    [2]*redis.StringSliceCmd // the members of these sets, if they are few
 	groups      []func() *read.Group
 }
@@ -174,6 +178,8 @@ func (c counters) queries(ctx context.Context, reply *tenantReply) []func(redis.
 		reply.inActiveSet = p.SIsMember(ctx, c.p.Active(), reply.name)
 		reply.newest = p.ZRevRange(ctx, c.p.GroupsOf(reply.name), 0, 0)
 		reply.lengths = read.QueueNonReady(ctx, p, c.p, reply.name)
+		reply.inNonReady = p.ZScore(ctx, c.p.NonReady(), reply.name)
+		reply.inSuspended = p.SIsMember(ctx, c.p.Suspended(), reply.name)
 	}}
 	for i, g := range reply.openGroups {
 		queries = append(queries, func(p redis.Pipeliner) {
@@ -195,8 +201,12 @@ func (r *tenantReply) total() tenantRecount {
 	total.paused = read.Text(v[3]) != ""
 	newest := strings.Join(r.newest.Val(), "")
 	total.consistent = newest == r.newestGroup
+	lengths := r.lengths()
+	total.unindexed = [2]bool{
+		lengths[0] > 0 && errors.Is(r.inNonReady.Err(), redis.Nil), lengths[1] > 0 && !r.inSuspended.Val(),
+	}
 	total.fingerprint = maphash.String(fingerprintSeed,
-		fmt.Sprint(total.stored, total.inActiveSet, total.paused, newest))
+		fmt.Sprint(total.stored, total.inActiveSet, total.paused, total.unindexed, newest))
 	for _, reply := range r.groups {
 		g := reply()
 		total.consistent = total.consistent && g.Fields["types"] == g.Types
@@ -241,10 +251,12 @@ func (r *tenantRecount) addNonReady(set int, blob string) {
 	}
 }
 
+// groupsAtOnce is how many groups of a tenant are read together with those of other tenants.
+const groupsAtOnce = 10
+
 // listTenants returns the open groups of these tenants, and about how many non-ready and suspended
 // jobs each tenant has.
 func (c counters) listTenants(ctx context.Context, names []string) ([]*countedTenant, error) {
-	const firstPage = 10
 	type reply struct {
 		newest, first *redis.StringSliceCmd
 		lengths       func() [2]int64
@@ -252,7 +264,7 @@ func (c counters) listTenants(ctx context.Context, names []string) ([]*countedTe
 	replies, err := read.Ask(ctx, c.Pipeline, len(names), names, func(p redis.Pipeliner, name string) reply {
 		key := c.p.GroupsOf(name)
 		return reply{
-			newest: p.ZRevRange(ctx, key, 0, 0), first: p.ZRange(ctx, key, 0, firstPage-1),
+			newest: p.ZRevRange(ctx, key, 0, 0), first: p.ZRange(ctx, key, 0, groupsAtOnce-1),
 			lengths: read.QueueNonReady(ctx, p, c.p, name),
 		}
 	})
@@ -278,23 +290,41 @@ func (c counters) listTenants(ctx context.Context, names []string) ([]*countedTe
 			}
 			return nil
 		}
-		if ids := replies[i].first.Val(); len(ids) < firstPage {
+		if ids := replies[i].first.Val(); len(ids) < groupsAtOnce {
 			_ = add(ids) // add never fails
 		} else if err := c.ReadByScore(ctx, c.p.GroupsOf(name), add); err != nil {
 			return nil, err
 		}
 	}
 	type openReply struct {
-		open  *redis.FloatCmd
-		types *redis.StringCmd
+		open, listed *redis.FloatCmd
+		hash         *redis.SliceCmd
 	}
-	open, err := read.Ask(ctx, c.Pipeline, read.PageSize/2, owned, func(p redis.Pipeliner, g ownedGroup) openReply {
-		return openReply{p.ZScore(ctx, c.p.Open(), g.group), p.HGet(ctx, c.p.Group(g.group), "types")}
+	open, err := read.Ask(ctx, c.Pipeline, read.PageSize/3, owned, func(p redis.Pipeliner, g ownedGroup) openReply {
+		return openReply{
+			p.ZScore(ctx, c.p.Open(), g.group), p.ZScore(ctx, c.p.Groups(), g.group),
+			p.HMGet(ctx, c.p.Group(g.group), "types", "tenant", "repaired"),
+		}
 	})
 	for i, g := range open {
-		if g.open.Err() == nil {
-			t := owned[i].countedTenant
-			t.openGroups = append(t.openGroups, read.Header{ID: owned[i].group, Types: g.types.Val()})
+		if g.hash.Err() != nil { // of another Redis type
+			continue
+		}
+		t, id, v := owned[i].countedTenant, owned[i].group, g.hash.Val()
+		relist := Repair{Kind: RepairGroup, Version: read.Int(v[2])}
+		switch tenant := read.Text(v[1]); {
+		case tenant == "":
+			c.found.add(unknownOn(id, t.name, "groups of tenant "+t.name))
+		case tenant != t.name:
+			c.found.add(newFinding(LawRegistry, id, t.name, "on "+t.name,
+				"it is on the list of groups of tenant %s, but it is a group of tenant %s", t.name, tenant).repairedBy(relist))
+		case errors.Is(g.listed.Err(), redis.Nil):
+			c.found.add(unlisted(id, tenant).repairedBy(relist))
+			fallthrough
+		default:
+			if g.open.Err() == nil {
+				t.openGroups = append(t.openGroups, read.Header{ID: id, Types: read.Text(v[0])})
+			}
 		}
 	}
 	return tenants, err

@@ -140,6 +140,7 @@ func (sl *sharedLocations) addUnlisted(ctx context.Context, tenants map[string]b
 		names map[string]bool
 	}{
 		{sl.p.Types(), sl.ScanMembers, sl.types},
+		{sl.p.Tenants(), sl.ScanMembers, sl.tenants},
 		{sl.p.NonReady(), sl.ScanMembers, sl.tenants},
 		{sl.p.Active(), sl.ScanSet, sl.tenants},
 		{sl.p.Suspended(), sl.ScanSet, sl.tenants},

@@ -69,7 +69,7 @@ local since = string.format('%.0f', now)
 precheck('XLEN', stream, B .. 'results')
 precheck('SCARD', B .. 'active')
 precheck('HLEN', B .. 'load:' .. typ)
-precheck('LLEN', B .. 'wake:fetcher')
+precheck('LLEN', B .. 'wake:fetcher', B .. 'wake:aggregator')
 precheck_mark_dirty()
 allow_oom()
 
@@ -299,6 +299,7 @@ local function store_tenant(tenant, took, ran, ended)
   if #set > 0 then call('HSET', key, unpack(set)) end
 end
 
+local last = false -- whether all jobs of a sealed group have ended
 for _ = 1, groups do
   local group, n_done, n_other = ARGV[arg], tonumber(ARGV[arg + 1]), tonumber(ARGV[arg + 2])
   local took, ran = tonumber(ARGV[arg + 3]), tonumber(ARGV[arg + 4])
@@ -327,7 +328,10 @@ for _ = 1, groups do
     if done + failed > 0 then
       call('HINCRBY', B .. 'tenant:' .. tenant, 'unfinished', -done - failed)
       local ended = tonumber(g[7] or 0) + tonumber(g[8] or 0) + tonumber(g[9] or 0) + done + failed
-      if g[5] and tonumber(g[6] or 0) <= ended then mark_dirty(group) end
+      if g[5] and tonumber(g[6] or 0) <= ended then
+        mark_dirty(group)
+        last = true
+      end
       rerank(group, g[4], factor)
     end
     store_tenant(tenant, took, ran, done + failed)
@@ -358,5 +362,6 @@ if from <= to then
   call('XACK', stream, 'workers', unpack(entries, from, to))
   call('XDEL', stream, unpack(entries, from, to))
 end
+if last then wake('aggregator') end
 refill(typ)
 return { owned, stale, all_failed, steps }

@@ -1,12 +1,12 @@
 -- repair: corrects the counts of a group by what the audit has recounted, and the lists that name
--- it. It makes the group dirty, and sweep begins again if a cancelled group has jobs left.
+-- it or its tenant. A group that may start enters the fair queue again. It makes the group dirty, and sweep begins again if a cancelled group has jobs left.
 --
 -- KEYS
 --   1  base    prefix of all keys of the partition
 --   2  absent  a key that never exists: Redis refuses the call while the hash slot is being moved
 -- ARGV
---   1  group    -  the group's id
---   2  tenant   -  its tenant
+--   1  group    -  the group's id; '' = only the lists of the tenant
+--   2  tenant   -  its tenant, or another one, whose list it leaves
 --   3  version  n  the group's field repaired when the audit recounted it; 0 = not there
 --   then for each count that is wrong:
 --   +1  field   -  its name, or code:X for the jobs that failed with error code X
@@ -22,19 +22,33 @@
 -- Cost: constant.
 local group, tenant, version, now = ARGV[1], ARGV[2], ARGV[3], now_ms()
 local key, codes = B .. 'group:' .. group, B .. 'codes:' .. group
-local g = call('HMGET', key, 'status', 'repaired', 'at:created')
-precheck('ZCARD', B .. 'groups', B .. 'groups:' .. tenant, B .. 'open', B .. 'ended', B .. 'failed', B .. 'tenants')
+local g = call('HMGET', key, 'status', 'repaired', 'at:created', 'tenant', 'lane', 'types', 'paused', 'run_at')
+precheck('ZCARD', B .. 'groups', B .. 'groups:' .. tenant, B .. 'open', B .. 'ended', B .. 'failed', B .. 'tenants',
+  B .. 'scheduled', B .. 'non-ready', B .. 'non-ready:' .. tenant, B .. 'suspended:' .. tenant)
+precheck('SCARD', B .. 'suspended', B .. 'resuming')
+precheck('LLEN', B .. 'wake:dispatcher', B .. 'wake:fetcher')
 precheck_mark_dirty()
+local lane, factor, waiting = g[5] or 'normal', alpha(), {}
+if g[4] == tenant then waiting = waiting_by_type(group, g[6], lane, tenant) end
+if g[1] and (g[2] or '0') ~= version then return { 'VERSION' } end
+precheck('HLEN', codes)
+allow_oom()
+if not call('ZSCORE', B .. 'non-ready', tenant) then reindex(tenant) end
+if call('ZCARD', B .. 'suspended:' .. tenant) > 0 and call('SADD', B .. 'suspended', tenant) == 1 then
+  call('SADD', B .. 'resuming', tenant) -- promote suspends those again that are still paused
+  wake('dispatcher')
+end
 if not g[1] then
-  for _, list in ipairs({ B .. 'groups', B .. 'groups:' .. tenant, B .. 'open', B .. 'ended', B .. 'failed' }) do
-    call('ZREM', list, group)
+  for _, list in ipairs({ 'groups', 'groups:' .. tenant, 'open', 'ended', 'failed', 'scheduled' }) do
+    call('ZREM', B .. list, group)
   end
   call('SREM', B .. 'dirty', group)
   return { 'GONE' }
 end
-if (g[2] or '0') ~= version then return { 'VERSION' } end
-precheck('HLEN', codes)
-allow_oom()
+if g[4] and g[4] ~= tenant then
+  call('ZREM', B .. 'groups:' .. tenant, group)
+  return { 'OK' }
+end
 for i = 4, #ARGV, 2 do
   local code = string.match(ARGV[i], '^code:(.+)$')
   if not code then
@@ -68,6 +82,17 @@ if status == 'FAILED' then
   call('ZADD', B .. 'failed', 'NX', tonumber(left[2] or now), group)
 else
   call('ZREM', B .. 'failed', group)
+end
+if not ended and not g[7] and not call('ZSCORE', B .. 'scheduled', group) then
+  if tonumber(g[8] or 0) > now then
+    call('ZADD', B .. 'scheduled', g[8], group)
+  else
+    for typ, n in pairs(waiting) do
+      local of = B .. 'fair:' .. typ .. ':' .. lane .. ':' .. tenant
+      if n > 0 then enqueue(typ, lane, tenant, group, call('ZSCORE', of, group) and 0 or n, now, factor) end
+    end
+    wake('fetcher')
+  end
 end
 mark_dirty(group)
 return { 'OK' }

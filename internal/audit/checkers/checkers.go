@@ -27,9 +27,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
-
-	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/guard"
@@ -173,27 +170,15 @@ func eventsByKey(ctx context.Context, conn *redisx.Conn, space keyspace.Space) (
 	for _, p := range space.All() {
 		all[p.Index()] = map[string]bool{}
 	}
-	var mu sync.Mutex
-	pattern := read.AnyPartition(space.Partition(0).Room("*"))
-	err := conn.Shards(ctx, func(ctx context.Context, shard redis.UniversalClient) error {
-		for cursor := uint64(0); ; {
-			keys, next, err := shard.Scan(ctx, cursor, pattern, read.PageSize).Result()
-			if err != nil {
-				return err
-			}
-			mu.Lock()
-			for _, key := range keys {
-				_, event, _ := strings.Cut(key, "}:room:")
-				event, _, _ = strings.Cut(event, ":")
-				if p := space.OfEvent(event); event != "" && strings.HasPrefix(key, p.Room(event)) {
-					all[p.Index()][event] = true
-				}
-			}
-			mu.Unlock()
-			if cursor = next; cursor == 0 {
-				return nil
+	err := read.ScanKeys(ctx, conn, read.AnyPartition(space.Partition(0).Room("*")), func(keys []string) error {
+		for _, key := range keys {
+			_, event, _ := strings.Cut(key, "}:room:")
+			event, _, _ = strings.Cut(event, ":")
+			if p := space.OfEvent(event); event != "" && strings.HasPrefix(key, p.Room(event)) {
+				all[p.Index()][event] = true
 			}
 		}
+		return nil
 	})
 	return all, err
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
@@ -16,6 +17,7 @@ type Header struct {
 	ID, Tenant string
 	Types      string // the field types of its hash: its types with "|" between them
 	Accepted   int64  // how many jobs it has
+	Lane       string // "" if it has ended: then it has no jobs that wait for their turn
 }
 
 // TypeList returns the group's types.
@@ -29,12 +31,15 @@ func (h Header) TypeList() []string {
 // Headers reads the headers of groups. Of a group that doesn't exist only the ID is set.
 func (r Reader) Headers(ctx context.Context, p keyspace.Partition, ids []string) ([]Header, error) {
 	replies, err := Ask(ctx, r.Pipeline, PageSize, ids, func(pipe redis.Pipeliner, id string) *redis.SliceCmd {
-		return pipe.HMGet(ctx, p.Group(id), "tenant", "types", "accepted")
+		return pipe.HMGet(ctx, p.Group(id), "tenant", "types", "accepted", "lane", "status")
 	})
 	headers := make([]Header, len(replies))
 	for i, reply := range replies {
 		v := reply.Val()
-		headers[i] = Header{ID: ids[i], Tenant: Text(v[0]), Types: Text(v[1]), Accepted: Int(v[2])}
+		headers[i] = Header{ID: ids[i], Tenant: Text(v[0]), Types: Text(v[1]), Accepted: Int(v[2]), Lane: Text(v[3])}
+		if api.Status(Text(v[4])).Ended() {
+			headers[i].Lane = ""
+		}
 	}
 	return headers, err
 }
@@ -49,7 +54,8 @@ const (
 	// scheduled or paused.
 	Unfinished
 	// Whole reads the group's hash, states, error codes and partial aggregates, the numbers of its
-	// failures and result chunks, and on which lists it is, except that of scheduled groups.
+	// failures and result chunks, and on which lists it is. Of a group that has a Lane, it also reads
+	// whether its jobs can get their turn.
 	Whole
 )
 
@@ -66,11 +72,17 @@ var details = [...]struct {
 	Unfinished: {2, []string{
 		"types", "waiting", "non_ready", "ready", "in_flight", "accepted", "failed", "at:created", "paused",
 	}},
-	Whole: {12, nil},
+	Whole: {15, nil},
 }
 
 // Commands returns how many commands read this much of a group.
-func (d Detail) Commands(h Header) int { return details[d].commands + len(h.TypeList()) }
+func (d Detail) Commands(h Header) int {
+	ofType := 1
+	if d == Whole && h.Lane != "" {
+		ofType = 5
+	}
+	return details[d].commands + ofType*len(h.TypeList())
+}
 
 // Group is what was read of one group: no jobs, but for example its counts and states. Fields
 // outside the Detail that was read are empty.
@@ -91,6 +103,11 @@ type Group struct {
 	OnFailed         bool              // on the partition's list of failed groups
 	Listed           bool              // on the partition's list of all groups
 	ListedForTenant  bool              // on its tenant's list of groups
+	TenantListed     bool              // its tenant is on the list of tenants
+	TenantPaused     bool
+	// InOrder says, for each type, whether its tenant's order of groups in the fair queue has it, and
+	// InLane whether the tenant is in the lane or rate-limited; nil: not read.
+	InOrder, InLane []bool
 
 	WrongTypes []string // those of its own keys that were read and have the wrong Redis type
 }
@@ -107,7 +124,7 @@ func (d Detail) Queue(
 	add := func(c redis.Cmder, f func()) { own, fill = append(own, c), append(fill, f) }
 	length := func(c *redis.IntCmd, to *int64) { add(c, func() { *to = c.Val() }) }
 	hash := func(c *redis.MapStringStringCmd, to *map[string]string) { add(c, func() { *to = c.Val() }) }
-	has := func(c *redis.FloatCmd, to *bool) { fill = append(fill, func() { *to = c.Err() == nil }) }
+	has := func(c *redis.FloatCmd, to *bool) { fill = append(fill, func() { *to = *to || c.Err() == nil }) }
 
 	if names := details[d].fields; names != nil {
 		c := pipe.HMGet(ctx, p.Group(h.ID), names...)
@@ -137,8 +154,20 @@ func (d Detail) Queue(
 		has(pipe.ZScore(ctx, p.Open(), h.ID), &g.Open)
 		has(pipe.ZScore(ctx, p.Ended(), h.ID), &g.Ended)
 		has(pipe.ZScore(ctx, p.Failed(), h.ID), &g.OnFailed)
-		dirty := pipe.SIsMember(ctx, p.Dirty(), h.ID)
-		fill = append(fill, func() { g.Dirty = dirty.Val() })
+		has(pipe.ZScore(ctx, p.Scheduled(), h.ID), &g.Scheduled)
+		has(pipe.ZScore(ctx, p.Tenants(), h.Tenant), &g.TenantListed)
+		dirty, paused := pipe.SIsMember(ctx, p.Dirty(), h.ID), pipe.HExists(ctx, p.Tenant(h.Tenant), "paused")
+		fill = append(fill, func() { g.Dirty, g.TenantPaused = dirty.Val(), paused.Val() })
+		if h.Lane == "" {
+			break
+		}
+		g.InOrder, g.InLane = make([]bool, len(h.TypeList())), make([]bool, len(h.TypeList()))
+		for i, typ := range h.TypeList() {
+			has(pipe.ZScore(ctx, p.FairTenant(typ, h.Lane, h.Tenant), h.ID), &g.InOrder[i])
+			for _, key := range []string{p.FairLane(typ, h.Lane), p.FairOver(typ, h.Lane), p.RateLimited(typ)} {
+				has(pipe.ZScore(ctx, key, h.Tenant), &g.InLane[i])
+			}
+		}
 	}
 	for i, typ := range h.TypeList() {
 		length(pipe.LLen(ctx, p.Queue(h.ID, typ)), &g.Queues[i])

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -370,4 +371,24 @@ func (r Reader) listRange(ctx context.Context, key string, at, n int64) ([]strin
 		err = r.Pacer.Wait(ctx, len(cmd.Val()), bytesOf(cmd.Val()))
 	}
 	return cmd.Val(), err
+}
+
+// ScanKeys scans the keys of every shard and calls fn with those that match the pattern, a page at a
+// time and never twice at once. A key that is there the whole time is passed at least once.
+func ScanKeys(ctx context.Context, conn *redisx.Conn, pattern string, fn func(keys []string) error) error {
+	var mu sync.Mutex
+	return conn.Shards(ctx, func(ctx context.Context, shard redis.UniversalClient) error {
+		for cursor := uint64(0); ; {
+			keys, next, err := shard.Scan(ctx, cursor, pattern, PageSize).Result()
+			if err != nil {
+				return err
+			}
+			mu.Lock()
+			err = fn(keys)
+			mu.Unlock()
+			if cursor = next; err != nil || cursor == 0 {
+				return err
+			}
+		}
+	})
 }

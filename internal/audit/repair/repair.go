@@ -138,7 +138,7 @@ func (r *partitionRepair) run(ctx context.Context) (all []Result, err error) {
 		}
 		key := fmt.Sprint(f.Group, f.Job(), f.Locations, f.Repair)
 		if f.Repair.Kind != audit.Quarantine {
-			key = fmt.Sprint(f.Group, f.Repair)
+			key = fmt.Sprint(f.Group, " ", f.Tenant, f.Repair)
 		}
 		done, known := repaired[key]
 		if !known {
@@ -220,7 +220,7 @@ var repairs = map[audit.RepairKind]struct {
 	audit.RepairGroup: {
 		says("its counts agree with its states, and it is on its lists"), (*partitionRepair).setGroup,
 	},
-	audit.RepairDeleted: {says("it is off the list of groups"), (*partitionRepair).setGroup},
+	audit.RepairDeleted: {says("it is off the lists of groups"), (*partitionRepair).setGroup},
 	audit.RepairCodes:   {says("its error codes count its failures"), (*partitionRepair).recountCodes},
 	audit.Quarantine:    {says("what was there is quarantined"), (*partitionRepair).quarantine},
 	audit.RepairOwner: {

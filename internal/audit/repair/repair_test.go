@@ -3,6 +3,7 @@ package repair_test
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -167,6 +168,40 @@ func TestAuditAndRepairOfACluster(t *testing.T) {
 	r = run(w)
 	w.OK(audit.CheckOwnerKeys(w.Context(), w.Conn, w.Space, &r))
 	require.Empty(t, r.Violations)
+}
+
+// TestTornCreate: a Redis user loses a right while it creates a group. The group does not exist then:
+// a second call completes it; without one, the repair takes its id off the lists.
+func TestTornCreate(t *testing.T) {
+	t.Parallel()
+	server := redistest.Server(t)
+	admin := server.Client()
+	for _, command := range []string{"zadd", "xadd", "lpush", "hset"} {
+		t.Run(command, func(t *testing.T) {
+			require.NoError(t, admin.Do(t.Context(), "ACL", "SETUSER", command, "on", ">secret", "~*", "&*", "+@all", "-"+command).Err())
+			w := audittest.New(t, server.URL(), command+":", 1)
+			torn := audittest.New(t, strings.Replace(server.URL(), "redis://", "redis://"+command+":secret@", 1), command+":", 1)
+			p := w.Space.Partition(0)
+			create := func(w *audittest.World, id string) error {
+				w.OK(w.C.SetNX(w.Context(), w.Space.OfGroup(id).Owner(id), "acme", 0).Err())
+				_, err := ledger.Create(w.Context(), w.C, p, ledger.CreateArgs{Group: id, Tenant: "acme", Type: "T", Hash: "h", Fields: map[string]string{"lane": "normal"}})
+				return err
+			}
+			for _, id := range []string{"again", "never"} {
+				require.ErrorContains(t, create(torn, id), "can't run this command")
+				require.Zero(t, w.C.Exists(t.Context(), p.Group(id)).Val())
+			}
+			w.OK(create(w, "again"))
+			w.Append("again", audittest.Jobs(2))
+			w.Work(p, "T")
+			if command != "zadd" { // without it nothing is written
+				require.Equal(t, []string{audittest.Whole(audit.LawRegistry, "never")}, audittest.Summary(run(w).Violations))
+			}
+			r, _ := repairAll(w)
+			require.Empty(t, r.Violations)
+			require.EqualValues(t, 1, r.Groups)
+		})
+	}
 }
 
 // TestKeyOfWrongTypeDoesNotStopARepair: a key of the wrong Redis type is still reported after the

@@ -43,7 +43,7 @@ const (
 	lightRead        = 1 << 20 // bytes
 	// After it has read all entries there are, the process waits pauseFactor times as long as it
 	// took to reduce them, at most maxPause, so that the next entries collect: it is cheaper to
-	// reduce them together.
+	// reduce them together. A wake token ends the wait: the last job of a group has ended.
 	pauseFactor = 4
 	maxPause    = 20 * time.Millisecond
 )
@@ -79,7 +79,7 @@ func (a *Aggregator) Run(ctx context.Context) error {
 			cache:      groupCache{groups: map[string]*cachedGroup{}},
 		}
 		parts = append(parts, part)
-		r.Loop("reduce", "", part.step)
+		r.Loop("reduce", p.Wake("aggregator"), part.step)
 	}
 	r.OnStop(func(ctx context.Context) {
 		for _, part := range parts {

@@ -105,6 +105,23 @@ func TestResultsBecomeTheAggregate(t *testing.T) {
 	})
 }
 
+// TestTheEndOfAGroupEndsThePause: an aggregator that waits for more results takes the wake token that
+// the end of a group's jobs has left.
+func TestTheEndOfAGroupEndsThePause(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		stop := runAggregator(w, config(), "a", reducer.NewRegistry())
+		require.NoError(w.T, w.Conn.Cmd.LPush(w.T.Context(), w.P.Wake("aggregator"), 1).Err())
+		for i := range 3 {
+			submitCosts(w, fmt.Sprint("g", i), 3, 3)
+			awaitReduced(w, fmt.Sprint("g", i), 3)
+		}
+		w.Await("the token to be taken", func() bool {
+			return w.Conn.Cmd.LLen(context.WithoutCancel(w.T.Context()), w.P.Wake("aggregator")).Val() == 0
+		})
+		stop()
+	})
+}
+
 // stopAfterRead is a hook of the Redis client. It ends the role's context as soon as the role has
 // read entries.
 type stopAfterRead struct {

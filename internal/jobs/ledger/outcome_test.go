@@ -324,7 +324,7 @@ func TestOutcomeCongestion(t *testing.T) {
 }
 
 // TestOutcomeCallsTheWatcherAtTheEnd: of the outcomes of a sealed group's two jobs, only the last
-// makes the group dirty and wakes the watcher.
+// makes the group dirty and wakes the watcher, and the aggregator from its pause.
 func TestOutcomeCallsTheWatcherAtTheEnd(t *testing.T) {
 	both(t, func(w *world) {
 		w.fill("g", 2, "acme", "T")
@@ -333,10 +333,12 @@ func TestOutcomeCallsTheWatcherAtTheEnd(t *testing.T) {
 		w.c.Del(w.Context(), w.p.Dirty())
 		w.quiet()
 		w.outcome("T", done(run[0]))
-		require.Zero(w, w.c.Exists(w.Context(), w.p.Dirty()).Val())
+		require.Zero(w, w.c.Exists(w.Context(), w.p.Dirty(), w.p.Wake("aggregator")).Val())
 		w.outcome("T", other(ledger.OutcomeFailed, run[1], 0))
 		require.Equal(w, []string{"g"}, w.c.SMembers(w.Context(), w.p.Dirty()).Val())
-		require.Equal(w, int64(1), w.c.LLen(w.Context(), w.p.Wake("watcher")).Val())
+		for _, role := range []string{"watcher", "aggregator"} {
+			require.Equal(w, int64(1), w.c.LLen(w.Context(), w.p.Wake(role)).Val(), role)
+		}
 	})
 }
 

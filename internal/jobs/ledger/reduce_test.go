@@ -275,8 +275,10 @@ func TestAggregateErrors(t *testing.T) {
 	require.ErrorContains(t, err, "no such operation")
 	_, err = ledger.AggregatePlan(registry, "not JSON")
 	require.ErrorContains(t, err, "read aggregates")
-	// A process that lacks the reducer of an aggregate can't compile it, although another process
-	// has accepted the group.
-	_, err = ledger.AggregatePlan(registry, `[{"as":"x","op":"custom"}]`)
-	require.ErrorContains(t, err, "custom")
+	// A process that lacks the reducer of an aggregate can show it, but not add to it.
+	plan, err := ledger.AggregatePlan(registry, `[{"as":"x","op":"custom"}]`)
+	require.NoError(t, err)
+	require.Equal(t, []string{"custom"}, plan.Missing())
+	_, err = ledger.WorkPlan(registry, `[{"as":"x","op":"custom"},{"as":"n","op":"count"}]`)
+	require.Equal(t, &ledger.MissingReducerError{Ops: []string{"count", "custom"}, Missing: []string{"custom"}}, err)
 }

@@ -13,7 +13,7 @@ import (
 )
 
 var (
-	repair          = script("repair/repair", "signals")
+	repair          = script("repair/repair", "signals", "priority", "fair_queue", "non_ready")
 	repairCounter   = script("repair/repair_counter", "tenants")
 	repairMisplaced = script("repair/repair_misplaced", "signals", "states", "blob", "non_ready")
 	lose            = script("jobs/lose", "signals", "states", "blob", "tenants", "priority", "fair_queue", "endings")
@@ -23,8 +23,10 @@ var (
 // to the field of the group's hash with its name; a name code:X stands for the count of error code
 // X. The caller has read version, the field repaired of the group, before it recounted. RepairGroup
 // reports false, and changes nothing, if the group was repaired since then. It makes the group
-// dirty; if a cancelled group has jobs left, Sweep begins again. If the group does not exist, it
-// removes its id from the lists and reports true. Twice: the second call reports false if the group
+// dirty; if a cancelled group has jobs left, Sweep begins again. A group with waiting
+// jobs that may start enters the fair queue again, and the tenant the lists of tenants with non-ready
+// and suspended jobs. If the group does not exist, RepairGroup removes its id from the lists and
+// reports true; if it has another tenant, it only removes it from the list of this tenant. Twice: the second call reports false if the group
 // exists.
 func RepairGroup(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition,

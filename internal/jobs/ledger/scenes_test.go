@@ -460,7 +460,7 @@ func (w *world) sweeping(group string) act {
 
 // quiet removes the wake tokens of idle roles, so that a script has to push new ones.
 func (w *world) quiet() {
-	for _, role := range []string{"fetcher", "dispatcher", "watcher"} {
+	for _, role := range []string{"fetcher", "dispatcher", "watcher", "aggregator"} {
 		require.NoError(w, w.c.Del(w.Context(), w.p.Wake(role)).Err())
 	}
 }

@@ -67,7 +67,7 @@ var connection = []string{
 // client/producer and client/stream, and what their operators send with redis-cli. It is written by
 // hand: package derive would also find commands of watermill that these packages never send.
 var outside = map[string]need{
-	"producer":     {commands: []string{"exec", "multi", "xadd", "xlen"}, keys: []string{"ingest"}},
+	"producer":     {commands: []string{"exec", "multi", "xadd", "xinfo|groups", "xlen"}, keys: []string{"ingest"}},
 	"event-reader": {commands: []string{"xinfo|stream", "xrange", "xread", "xrevrange"}, keys: []string{"events"}},
 }
 

@@ -161,11 +161,11 @@ var needs = map[string]need{
 		},
 		commands: []string{
 			"del", "eval", "evalsha", "exec", "get", "getrange",
-			"hdel", "hget", "hgetall", "hlen", "hmget", "hscan",
-			"llen", "lrange", "multi", "ping", "scan", "set",
-			"setnx", "sismember", "sscan", "strlen", "watch", "xinfo|stream",
-			"xrange", "xrevrange", "zcard", "zrange", "zrangebyscore", "zrevrange",
-			"zscan", "zscore",
+			"hdel", "hexists", "hget", "hgetall", "hlen", "hmget",
+			"hscan", "llen", "lrange", "multi", "ping", "scan",
+			"set", "setnx", "sismember", "sscan", "strlen", "watch",
+			"xinfo|stream", "xrange", "xrevrange", "zcard", "zrange", "zrangebyscore",
+			"zrevrange", "zscan", "zscore",
 		},
 		keys: []string{
 			"activity", "auth:keys", "brokers", "guard:{*/*}:*", "ingest", "partitions",

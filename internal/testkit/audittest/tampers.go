@@ -35,6 +35,7 @@ const maxReported = 100
 // fresh world that Inhabit has filled.
 var Tampers = slices.Concat(
 	tampersByCommand(), tampersOfStates(), tampersOfQueues, tampersOfLocations, tampersOfResults, tampersOfGroups,
+	tampersOfLists,
 )
 
 // EachTamper calls check for each of the tampers, in a parallel subtest, with a fresh world of three
