@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"reflect"
+	"syscall"
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
@@ -49,6 +50,9 @@ type Own struct {
 	Reducers      *reducer.Registry      // nil: only the built-in ones
 	Listening     func(addr string)      // called with the API's address before it accepts submissions
 	RoomListening func(publicURL string) // called as soon as the broker's server answers requests
+	// RoomAnyPort lets the broker listen at a free port if its address is taken. A broker with a
+	// configured public URL does not: visitors would not find it.
+	RoomAnyPort bool
 }
 
 // Jobs returns the six roles of jobs by name. It is a function, not a variable, so that a program
@@ -254,10 +258,15 @@ func (o Own) Broker(ctx context.Context, p *app.Process, b Base) error {
 	if err != nil {
 		return tokenKeysError(c.TokenKeysFile, err)
 	}
-	server, err := p.Listen(ctx, "broker", c.Addr, app.ServeOptions{
+	serve := app.ServeOptions{
 		TLS: app.TLSFiles{CertFile: c.TLSCertFile, KeyFile: c.TLSKeyFile}, MaxHeaderBytes: roomapi.MaxHeaderBytes,
 		KeepAlive: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3},
-	})
+	}
+	server, err := p.Listen(ctx, "broker", c.Addr, serve)
+	if o.RoomAnyPort && c.PublicURL == "" && errors.Is(err, syscall.EADDRINUSE) {
+		host, _, _ := net.SplitHostPort(c.Addr) // it was good enough to listen
+		server, err = p.Listen(ctx, "broker", net.JoinHostPort(host, "0"), serve)
+	}
 	if err != nil {
 		return fmt.Errorf("%w: set BULKACTION_BROKER_ADDR to another address", err)
 	}
