@@ -284,6 +284,10 @@ func (o Own) Broker(ctx context.Context, p *app.Process, b Base) error {
 		}
 		cfg.Seats = service.Seats
 	}
+	look, err := roomapi.ReadLook(roomapi.LookSettings{Texts: c.PageTextsDir, Logo: c.PageLogo, Color: c.PageColor})
+	if err != nil {
+		return fmt.Errorf("%w: %w", app.ErrConfig, err)
+	}
 	role := broker.New(b.of(p), cfg, keys)
 	// A broker that stops is not ready, so that load balancers send no new visitors.
 	defer context.AfterFunc(ctx, p.Ready.SetDraining)()
@@ -291,7 +295,7 @@ func (o Own) Broker(ctx context.Context, p *app.Process, b Base) error {
 		Room: role, Log: p.Tel.Log, PublicURL: publicURL, CookieKeys: keys.CookieKeys,
 		TrustedProxies: c.Proxies(), Heartbeat: c.Heartbeat, WriteTimeout: c.WriteTimeout,
 		MaxConnections: c.MaxConnections, MaxConnectionsPerIP: c.MaxConnectionsPerIP,
-		EnterRatePerIP: c.EnterRatePerIP,
+		EnterRatePerIP: c.EnterRatePerIP, Look: look,
 		Metrics: roomapi.Metrics{
 			SlowReader: func(event string) { role.Metrics().Count(telemetry.RoomSlowReaders, event, 1) },
 			Refused:    role.Metrics().Refused,
