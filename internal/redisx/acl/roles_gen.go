@@ -15,13 +15,13 @@ var needs = map[string]need{
 		commands: []string{
 			"del", "eval", "evalsha", "exec", "get", "getrange",
 			"hdel", "hexists", "hget", "hgetall", "hmget", "hscan",
-			"hstrlen", "info", "lindex", "llen", "lpush", "lrange",
-			"ltrim", "multi", "pexpire", "ping", "publish", "scan",
-			"scard", "set", "setnx", "strlen", "subscribe", "time",
-			"unsubscribe", "wait", "xack", "xadd", "xautoclaim", "xdel",
-			"xgroup|create", "xlen", "xpending", "xrange", "xreadgroup", "xrevrange",
-			"zcard", "zcount", "zrange", "zrangebylex", "zrevrangebyscore", "zscan",
-			"zscore",
+			"hset", "hstrlen", "info", "lindex", "llen", "lpush",
+			"lrange", "ltrim", "multi", "pexpire", "ping", "publish",
+			"scan", "scard", "set", "setnx", "strlen", "subscribe",
+			"time", "unsubscribe", "wait", "xack", "xadd", "xautoclaim",
+			"xdel", "xgroup|create", "xlen", "xpending", "xrange", "xreadgroup",
+			"xrevrange", "zcard", "zcount", "zrange", "zrangebylex", "zrevrangebyscore",
+			"zscan", "zscore",
 		},
 		keys: []string{
 			"activity", "auth:keys", "auth:session:*", "brokers", "dispatch:*", "guard:{*/*}:*",
@@ -65,9 +65,9 @@ var needs = map[string]need{
 		},
 		commands: []string{
 			"blpop", "eval", "evalsha", "exec", "get", "hdel",
-			"hmget", "info", "lpush", "ltrim", "multi", "ping",
-			"publish", "set", "setnx", "subscribe", "unsubscribe", "xack",
-			"xadd", "xdel", "xgroup|create", "xreadgroup",
+			"hmget", "hset", "info", "lpush", "ltrim", "multi",
+			"pexpire", "ping", "publish", "set", "setnx", "subscribe",
+			"unsubscribe", "xack", "xadd", "xdel", "xgroup|create", "xreadgroup",
 		},
 		keys: []string{
 			"guard:{*/*}:*", "partitions", "pool-size:*", "stages", "workers", "{*}:*",
@@ -137,8 +137,8 @@ var needs = map[string]need{
 			"renew", "take", "wait",
 		},
 		commands: []string{
-			"eval", "evalsha", "info", "ping", "publish", "scan",
-			"subscribe", "unsubscribe",
+			"eval", "evalsha", "hset", "info", "pexpire", "ping",
+			"publish", "scan", "subscribe", "unsubscribe",
 		},
 		keys: []string{
 			"guard:{*/*}:*", "limit:{*/*}",
