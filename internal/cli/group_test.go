@@ -326,9 +326,9 @@ func TestGuardLs(t *testing.T) {
 	require.Equal(t, "limiter/api - - - - - - - -", strings.Join(strings.Fields(lines[1]), " "))
 	require.Equal(t, "pool/smtp 40 3 30 7 1,234 1,234,567 5 2", strings.Join(strings.Fields(lines[3]), " "))
 	f.health = api.GuardHealth{Healthy: true, Redis: api.GuardRedisHealth{Reachable: true, PingMS: 0.34, Role: "master", MemoryRatio: 0.257}}
-	require.Contains(t, f.exec(t.Context(), console{}, "guard", "ls").err, "Redis (master) answers in 0.3 ms, and its memory is 26% full.")
+	require.Contains(t, f.exec(t.Context(), console{}, "guard", "ls").err, "Redis (master) answers in 0.3 ms; its memory is 26% full.")
 	f.health.Healthy, f.health.Redis.Evicts, f.health.Redis.MemoryRatio = false, true, 0
-	require.Contains(t, f.exec(t.Context(), console{}, "guard", "ls").err, "its memory has no limit. It forgets keys")
+	require.Contains(t, f.exec(t.Context(), console{}, "guard", "ls").err, "its memory has no limit. It forgets keys when that is full")
 	got = f.exec(t.Context(), console{}, "guard", "ls", "--kind", "key", "--json")
 	require.Equal(t, `{"name":"key/hosts/a","rev":0,"members":0,"free":0,"cooling":0,"leases":0,"queue":0,"counters":null}`+"\n", got.out)
 	f.exec(t.Context(), console{}, "guard", "ls", "--kind", "keys").ends(t, exitUsage, `--kind "keys": must be one of pool`)

@@ -112,19 +112,17 @@ func isLimiter(guard string) bool { return strings.HasPrefix(guard, "limiter/") 
 
 // healthText says how the API's process reaches the guards.
 func healthText(h api.GuardHealth) string {
-	redis := h.Redis
-	text := fmt.Sprintf("Redis (%s) answers in %.1f ms, and its memory is %.0f%% full.", redis.Role, redis.PingMS,
-		redis.MemoryRatio*100)
-	switch {
-	case !redis.Reachable:
-		return "Redis does not answer: guards follow their outage policies. " + redis.Error
-	case redis.MemoryRatio == 0:
-		text = fmt.Sprintf("Redis (%s) answers in %.1f ms; its memory has no limit.", redis.Role, redis.PingMS)
+	if !h.Redis.Reachable {
+		return "Redis does not answer: guards follow their outage policies. " + h.Redis.Error
+	}
+	memory := "its memory has no limit"
+	if h.Redis.MemoryRatio > 0 {
+		memory = fmt.Sprintf("its memory is %.0f%% full", h.Redis.MemoryRatio*100)
 	}
 	if !h.Healthy {
-		text += " It forgets keys when its memory is full, and with them limits and leases: set maxmemory-policy to noeviction."
+		memory += ". It forgets keys when that is full, and with them limits and leases: set maxmemory-policy to noeviction"
 	}
-	return text
+	return fmt.Sprintf("Redis (%s) answers in %.1f ms; %s.", h.Redis.Role, h.Redis.PingMS, memory)
 }
 
 func newGuardShow(r *Root) *cobra.Command {

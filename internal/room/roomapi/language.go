@@ -95,14 +95,10 @@ func (l languages) read(folder fs.FS, name string) error {
 	if match == nil {
 		return errors.New("the name must be a language and .json, such as fr.json or pt-BR.json")
 	}
-	info, err := fs.Stat(folder, name)
-	if err == nil && info.Size() > maxTextsFile {
-		err = fmt.Errorf("has %d bytes: must have at most %d", info.Size(), maxTextsFile)
-	}
-	if err != nil {
-		return err
-	}
 	body, err := fs.ReadFile(folder, name)
+	if err == nil && len(body) > maxTextsFile {
+		err = fmt.Errorf("has %d bytes: must have at most %d", len(body), maxTextsFile)
+	}
 	if err != nil {
 		return err
 	}
@@ -128,11 +124,8 @@ func (l languages) read(folder fs.FS, name string) error {
 	maps.Copy(all, known)
 	var bad []error
 	for _, key := range slices.Sorted(maps.Keys(given)) {
-		var text string
-		problem := ""
-		if json.Unmarshal(given[key], &text) != nil || given[key][0] != '"' {
-			problem = "must be a text"
-		} else {
+		text, problem := "", "must be a text"
+		if given[key][0] == '"' && json.Unmarshal(given[key], &text) == nil {
 			problem = textProblem(l[english], key, text)
 		}
 		if problem != "" {

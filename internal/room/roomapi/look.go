@@ -48,16 +48,16 @@ func standardLook() *Look {
 func ReadLook(s LookSettings) (*Look, error) {
 	l := standardLook()
 	var bad []error
-	note := func(name, value string, read func(string) error) {
-		if value == "" {
-			return
-		}
-		if err := read(value); err != nil {
-			bad = append(bad, fmt.Errorf("BULKACTION_BROKER_PAGE_%s=%q: %w", name, value, err))
+	if s.Texts != "" {
+		if err := l.languages.add(os.DirFS(s.Texts)); err != nil {
+			bad = append(bad, fmt.Errorf("BULKACTION_BROKER_PAGE_TEXTS_DIR=%q: %w", s.Texts, err))
 		}
 	}
-	note("TEXTS_DIR", s.Texts, func(dir string) error { return l.languages.add(os.DirFS(dir)) })
-	note("LOGO", s.Logo, l.setLogo)
+	if s.Logo != "" {
+		if err := l.setLogo(s.Logo); err != nil {
+			bad = append(bad, fmt.Errorf("BULKACTION_BROKER_PAGE_LOGO=%q: %w", s.Logo, err))
+		}
+	}
 	if s.Color != "" {
 		l.setColor(s.Color)
 	}
@@ -89,14 +89,10 @@ func (l *Look) setLogo(logo string) error {
 	if !ok {
 		return errors.New("the file must end in .svg, .png, .jpg, .jpeg, .webp or .gif")
 	}
-	info, err := os.Stat(logo)
-	if err == nil && info.Size() > maxLogo {
-		err = fmt.Errorf("the file has %d bytes: must have at most %d", info.Size(), maxLogo)
-	}
-	if err != nil {
-		return err
-	}
 	body, err := os.ReadFile(logo)
+	if err == nil && len(body) > maxLogo {
+		err = fmt.Errorf("the file has %d bytes: must have at most %d", len(body), maxLogo)
+	}
 	if err != nil {
 		return err
 	}
@@ -116,17 +112,8 @@ func (l *Look) setLogo(logo string) error {
 func (l *Look) setColor(color string) {
 	var rgb [3]byte
 	_, _ = fmt.Sscanf(color, "#%2x%2x%2x", &rgb[0], &rgb[1], &rgb[2])
-	// The relative luminance of WCAG 2.2
-	light := 0.0
-	for i, weight := range []float64{0.2126, 0.7152, 0.0722} {
-		c := float64(rgb[i]) / 255
-		if c <= 0.04045 {
-			c /= 12.92
-		} else {
-			c = math.Pow((c+0.055)/1.055, 2.4)
-		}
-		light += weight * c
-	}
+	linear := func(c byte) float64 { return math.Pow(float64(c)/255, 2.2) }
+	light := 0.2126*linear(rgb[0]) + 0.7152*linear(rgb[1]) + 0.0722*linear(rgb[2]) // about the relative luminance of WCAG
 	on := "#fff"
 	if (light+0.05)/0.05 > 1.05/(light+0.05) {
 		on = "#000"
