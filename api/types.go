@@ -63,6 +63,9 @@ type Group struct {
 	Throttles int64                      `json:"throttles"`
 	Retries   int64                      `json:"retries"`
 	Aggregate map[string]json.RawMessage `json:"aggregate"`
+	// AggregateErrors says, by the aggregate's name, why an aggregate is null for good: its reducer
+	// could not encode its state, refused it, or is unknown to the process that answers.
+	AggregateErrors map[string]string `json:"aggregate_errors,omitempty"`
 	// Timestamps says when the group entered each state of this round. The keys are the states in
 	// lower case.
 	Timestamps map[string]time.Time `json:"timestamps"`
@@ -270,7 +273,9 @@ type StageStatus struct {
 	Role    string           `json:"role"`
 	Running bool             `json:"running"`
 	Counts  map[string]int64 `json:"counts"`
-	SeenAt  time.Time        `json:"seen_at"`
+	// Reducers are the names of the reducers that an aggregator or watcher has.
+	Reducers []string  `json:"reducers,omitempty"`
+	SeenAt   time.Time `json:"seen_at"`
 }
 
 // Roles are the names of the roles that every installation needs, in the order of the pipeline.

@@ -272,7 +272,7 @@ func streamLines[T any](ctx context.Context, a *API, group, list string) iter.Se
 				return
 			}
 			if err != nil {
-				yield(none, fmt.Errorf("%s: %w", c.action, err))
+				yield(none, fmt.Errorf("%s: the answer ended early and is not whole (read it again): %w", c.action, err))
 				return
 			}
 			if !yield(v, nil) {

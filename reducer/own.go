@@ -5,67 +5,84 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"unicode/utf8"
 )
 
-// own is the accumulator of a registered reducer. It calls the reducer's methods under guard.
+// own is the accumulator of a registered reducer. It calls the reducer's methods under guard. What
+// goes wrong with the state as a whole goes wrong each time, so it is kept, and the group can end.
 type own struct {
-	acc Accumulator // nil: the factory has refused a Spec that it had accepted
-	err error       // why acc is nil
+	acc Accumulator
+	err error // why the aggregate has failed for good; acc is not used any more
 }
 
 // ownFactory wraps the factory of a registered reducer. Its accumulators never panic.
 func ownFactory(factory Factory) Factory {
 	return func(spec Spec) (Accumulator, error) {
 		o := &own{}
-		if o.err = guard(func() (err error) {
+		o.keep(guard(func() (err error) {
 			if o.acc, err = factory(spec); err == nil && o.acc == nil {
 				err = fmt.Errorf("op %q made no accumulator", spec.Op)
 			}
 			return err
-		}); o.err != nil {
-			o.acc = nil
-		}
+		}))
 		return o, o.err
 	}
 }
 
-// call calls do under guard, unless there is no accumulator.
-func (o *own) call(do func() error) error {
-	if o.acc == nil {
-		return o.err
+// keep makes the aggregate fail for good if err is not nil.
+func (o *own) keep(err error) {
+	const most = 500 // bytes of a reason that is stored with the aggregate
+	if err == nil {
+		return
 	}
-	return guard(do)
+	if o.err = err; len(err.Error()) > most {
+		o.err = errors.New(strings.ToValidUTF8(err.Error()[:most], "") + "…")
+	}
 }
 
-func (o *own) Add(r Result) error { return o.call(func() error { return o.acc.Add(r) }) }
+func (o *own) Add(r Result) error {
+	if o.err != nil {
+		return nil
+	}
+	return guard(func() error { return o.acc.Add(r) })
+}
 
 func (o *own) Merge(other Accumulator) error {
-	others, ok := other.(*own)
-	switch {
-	case !ok:
-		return errors.New("the other is of a different reducer")
-	case others.acc == nil:
-		return others.err
+	if o.err == nil {
+		o.keep(guard(func() error { return o.acc.Merge(other.(*own).acc) }))
 	}
-	return o.call(func() error { return o.acc.Merge(others.acc) })
+	return nil
 }
 
 func (o *own) MarshalJSON() ([]byte, error) {
-	return o.json(func() ([]byte, error) { return o.acc.MarshalJSON() })
+	if o.err == nil {
+		text, err := validJSON(func() ([]byte, error) { return o.acc.MarshalJSON() })
+		if err == nil {
+			return text, nil
+		}
+		o.keep(err)
+	}
+	return null(), nil
 }
 
 func (o *own) UnmarshalJSON(b []byte) error {
-	return o.call(func() error { return o.acc.UnmarshalJSON(b) })
+	if o.err == nil {
+		o.keep(guard(func() error { return o.acc.UnmarshalJSON(b) }))
+	}
+	return nil
 }
 
 func (o *own) Value() (json.RawMessage, error) {
-	return o.json(func() ([]byte, error) { return o.acc.Value() })
+	if o.err != nil {
+		return nil, o.err
+	}
+	return validJSON(func() ([]byte, error) { return o.acc.Value() })
 }
 
-// json returns the JSON that encode returns, as valid UTF-8.
-func (o *own) json(encode func() ([]byte, error)) (text []byte, err error) {
-	err = o.call(func() error {
+// validJSON returns the JSON that encode, a method of a reducer, returns, as valid UTF-8.
+func validJSON(encode func() ([]byte, error)) (text []byte, err error) {
+	err = guard(func() error {
 		text, err = encode()
 		if err == nil && !json.Valid(text) {
 			err = errors.New("its reducer wrote invalid JSON")

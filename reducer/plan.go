@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 )
 
 // maxCount bounds the counts in a decoded state. It is far above the number of jobs in any group,
@@ -16,9 +17,10 @@ const maxCount = 1 << 53
 
 // Plan is a compiled list of aggregates. It is immutable and safe for concurrent use.
 type Plan struct {
-	specs  []Spec
-	parts  []part
-	fields *extractor
+	specs   []Spec
+	parts   []part
+	fields  *extractor
+	missing []string // see Missing
 }
 
 // part says how to make one aggregate's accumulator, and in which slot its field's value is.
@@ -26,6 +28,10 @@ type part struct {
 	make Factory
 	slot int
 }
+
+// Missing returns the ops, sorted, that the registry of [Registry.CompileStored] lacks. A state of
+// this plan can be decoded, merged and read without them, but nothing may be added to it.
+func (p *Plan) Missing() []string { return p.missing }
 
 // State is the partial state of all aggregates of a plan, and the number of added results. It is
 // not safe for concurrent use.
@@ -38,8 +44,8 @@ type State struct {
 	scratch []byte
 }
 
-// New returns an empty state. If a registered factory refuses a Spec that it accepted in Compile, all
-// that the state does with that aggregate is an error.
+// New returns an empty state. An aggregate whose factory refuses a Spec that it accepted in Compile
+// has failed (see Failed).
 func (p *Plan) New() *State {
 	n := len(p.parts)
 	s := &State{plan: p}
@@ -60,6 +66,19 @@ func (p *Plan) New() *State {
 type encodedState struct {
 	Count      *int64                     `json:"count"`
 	Aggregates map[string]json.RawMessage `json:"aggregates"`
+	Failed     map[string]string          `json:"failed,omitempty"` // see State.Failed
+}
+
+// Failed returns, by the aggregate's name, why a reducer written in Go has failed for good: it
+// panicked or returned an error when it merged, encoded or decoded its state. The value is null.
+func (s *State) Failed() map[string]string {
+	reasons := map[string]string{}
+	for i, acc := range s.accs {
+		if o, ok := acc.(*own); ok && o.err != nil {
+			reasons[s.plan.specs[i].As] = o.err.Error()
+		}
+	}
+	return reasons
 }
 
 // Decode reads a state that Encode wrote under a plan with the same specs.
@@ -82,7 +101,9 @@ func (p *Plan) Decode(encoded []byte) (*State, error) {
 		if !ok {
 			return nil, fmt.Errorf("decode aggregate %q: it is missing", as)
 		}
-		if err := acc.UnmarshalJSON(part); err != nil {
+		if reason, failed := e.Failed[as]; failed {
+			s.accs[i], s.byField[i] = &own{err: errors.New(reason)}, nil
+		} else if err := acc.UnmarshalJSON(part); err != nil {
 			return nil, fmt.Errorf("decode aggregate %q: %w", as, err)
 		}
 	}
@@ -131,7 +152,9 @@ func (s *State) Merge(other *State) error {
 		return errors.New("merge aggregates: the states are of different plans")
 	}
 	for i, acc := range s.accs {
-		if err := acc.Merge(other.accs[i]); err != nil {
+		if o, ok := other.accs[i].(*own); ok && o.err != nil {
+			s.accs[i], s.byField[i] = o, nil
+		} else if err := acc.Merge(other.accs[i]); err != nil {
 			return fmt.Errorf("merge aggregate %q: %w", s.plan.specs[i].As, err)
 		}
 	}
@@ -141,6 +164,9 @@ func (s *State) Merge(other *State) error {
 
 // Encode returns the state as JSON for Plan.Decode.
 func (s *State) Encode() ([]byte, error) {
+	if missing := s.plan.missing; len(missing) > 0 {
+		return nil, fmt.Errorf("encode aggregates: this process lacks the reducer %s", strings.Join(missing, ", "))
+	}
 	out := strconv.AppendInt([]byte(`{"count":`), s.count, 10)
 	for i, acc := range s.accs {
 		as := s.plan.specs[i].As
@@ -158,6 +184,13 @@ func (s *State) Encode() ([]byte, error) {
 	}
 	if len(s.accs) > 0 {
 		out = append(out, '}')
+	}
+	if reasons := s.Failed(); len(reasons) > 0 {
+		text, err := json.Marshal(reasons)
+		if err != nil {
+			return nil, fmt.Errorf("encode aggregates: %w", err)
+		}
+		out = append(append(out, `,"failed":`...), text...)
 	}
 	return append(out, '}'), nil
 }

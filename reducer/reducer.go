@@ -179,6 +179,26 @@ func (r *Registry) Compile(specs []Spec) (*Plan, error) {
 	return p, nil
 }
 
+// CompileStored makes the plan of specs that were accepted before, perhaps by another process. An
+// aggregate whose reducer this registry lacks (see [Plan.Missing]), or whose reducer refuses it
+// now, is null.
+func (r *Registry) CompileStored(specs []Spec) *Plan {
+	p := &Plan{specs: slices.Clone(specs), fields: newExtractor()}
+	for _, spec := range specs {
+		if err := r.compile(p, spec, false); err != nil {
+			failed := &own{}
+			failed.keep(err)
+			p.parts = append(p.parts, part{slot: noSlot, make: func(Spec) (Accumulator, error) { return failed, err }})
+			if r.factories[spec.Op] == nil {
+				p.missing = append(p.missing, spec.Op)
+			}
+		}
+	}
+	slices.Sort(p.missing)
+	p.missing = slices.Compact(p.missing)
+	return p
+}
+
 func (r *Registry) compile(p *Plan, spec Spec, duplicate bool) error {
 	if err := checkName(spec.As); err != nil {
 		return err

@@ -30,8 +30,8 @@ func Worker(procs ...processor.Processor) {
 }
 
 // Aggregator is the main function of an aggregator process with these reducers; it exits the
-// process. Before groups may ask for a reducer, the processes of Ingest, Watcher and Aggregator
-// must all have it.
+// process. Groups may ask for a reducer that Ingest has. Their results wait for an Aggregator, and
+// their failures for a Watcher, that has it; others leave them alone.
 func Aggregator(reducers *reducer.Registry) {
 	main("aggregator", roles.Own{Reducers: reducers}.Aggregator)
 }
@@ -42,7 +42,8 @@ func Ingest(reducers *reducer.Registry) {
 	main("ingest", roles.Ingest(reducers, nil))
 }
 
-// Watcher is the main function of a watcher process that can show the aggregates of these reducers.
+// Watcher is the main function of a watcher process that can show the aggregates of these reducers,
+// and computes those of failed jobs.
 // It exits the process.
 func Watcher(reducers *reducer.Registry) {
 	main("watcher", roles.Own{Reducers: reducers}.Watcher)

@@ -285,6 +285,23 @@ func TestCodeOfTheProgramIsGuarded(t *testing.T) {
 	}
 }
 
+// TestDeadlineOfRun: a deadline only says when to stop. Nothing in the log says that Redis is away.
+func TestDeadlineOfRun(t *testing.T) {
+	t.Parallel()
+	url, prefix := redistest.Shared(t)
+	var log strings.Builder
+	var mu sync.Mutex
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	require.NoError(t, run.NewAll(run.Config{
+		RedisURL: url, Settings: map[string]string{"KEY_PREFIX": prefix, "API_ADDR": "127.0.0.1:0"},
+		Logger: slog.New(slog.NewTextHandler(lockedWriter{&mu, &log}, &slog.HandlerOptions{Level: slog.LevelWarn})),
+	}, processor.Func("T", func(context.Context, processor.Job) (any, error) { return nil, nil })).Run(ctx))
+	require.ErrorIs(t, ctx.Err(), context.DeadlineExceeded)
+	require.NotContains(t, log.String(), "redis_unavailable")
+	require.NotContains(t, log.String(), "level=ERROR")
+}
+
 // TestHandlersOfHTTPJobs: a type of the credentials file has its URL there. Code and text of the
 // handler's answer are those of the failure and of the aggregate, and the handler knows the job.
 func TestHandlersOfHTTPJobs(t *testing.T) {

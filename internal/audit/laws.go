@@ -155,6 +155,8 @@ func (l *groupLaws) checkLifecycle() {
 			l.report(LawLifecycle, "threshold", "it is %s with %d of %d jobs failed and a threshold of %g",
 				status, failed, all, threshold)
 		}
+	case l.Fields["reduce_failures"] != "" && l.Int("failures_reduced") != l.jobs[ledger.Failed] && unreduced == 0:
+		// It waits for a watcher that has its reducers: each pass over all open groups tries again.
 	case sealed && l.Fields["requeue"] == "" && unfinished+unreduced == 0 && !l.Dirty:
 		l.reportRepairable(l.counts, LawLifecycle, "stuck",
 			"it is %s, sealed, and all its jobs have ended and are reduced, but it is not among the "+

@@ -89,10 +89,11 @@ func (r *Runner) Report(status func() api.StageStatus) {
 	r.OnStop(func(ctx context.Context) { presence.Withdraw(ctx, p.Conn, p.Space, p.ID) })
 }
 
-// ReportAlive adds the heartbeat of a role that publishes no counts.
-func (r *Runner) ReportAlive(role string) {
+// ReportAlive adds the heartbeat of a role that publishes no counts, with the names of the reducers
+// that the process has.
+func (r *Runner) ReportAlive(role string, reducers []string) {
 	r.Report(func() api.StageStatus {
-		return api.StageStatus{ID: r.process.ID, Role: role, Running: true, SeenAt: time.Now()}
+		return api.StageStatus{ID: r.process.ID, Role: role, Running: true, Reducers: reducers, SeenAt: time.Now()}
 	})
 }
 

@@ -238,6 +238,7 @@ func (m *WorkerMetrics) DeadLettered(reason string, n int) { m.deadLetter[reason
 // WatcherMetrics are the watcher's metrics: how many jobs are at which location, the violations of
 // the audit, and the jobs that the watcher failed.
 type WatcherMetrics struct {
+	unserved   atomic.Int64
 	queues     atomic.Pointer[queues]
 	violations atomic.Pointer[map[string]int]
 	deadLetter map[string]counter
@@ -265,6 +266,7 @@ func NewWatcherMetrics(meter metric.Meter) *WatcherMetrics {
 	ready := i.gauge("ready_queue_size", "Jobs in ready streams that no worker has started.")
 	nonReady := i.gauge("non_ready_queue_size", "Non-ready jobs: each waits until its due time.")
 	backlog := i.gauge("backlog", "Jobs that wait to run, by type.")
+	unserved := i.gauge("unserved_backlog", "Jobs that wait to run and whose type no live worker serves.")
 	runnable := i.gauge("backlog_runnable", "Jobs of the backlog that may run now, by type.")
 	i.observe(func(o metric.Observer) {
 		q := m.queues.Load()
@@ -273,11 +275,12 @@ func NewWatcherMetrics(meter metric.Meter) *WatcherMetrics {
 		}
 		o.ObserveInt64(ready, q.ready)
 		o.ObserveInt64(nonReady, q.nonReady)
+		o.ObserveInt64(unserved, m.unserved.Load())
 		for _, b := range q.backlog {
 			o.ObserveInt64(backlog, b.jobs, b.series)
 			o.ObserveInt64(runnable, b.runnable, b.series)
 		}
-	}, ready, nonReady, backlog, runnable)
+	}, ready, nonReady, backlog, runnable, unserved)
 	violations := i.gauge("audit_violations",
 		"Violations that the audit finds and that stay, by law; of the law durability those since the process leads.")
 	i.observe(func(o metric.Observer) {
@@ -299,6 +302,10 @@ func (m *WatcherMetrics) DeadLettered(code string, n int) {
 // SetViolations replaces the numbers of open violations, by law. The caller must not change the map
 // afterwards.
 func (m *WatcherMetrics) SetViolations(byLaw map[string]int) { m.violations.Store(&byLaw) }
+
+// SetUnserved sets the gauge of waiting jobs whose type no live worker serves. It is shown with the
+// other queue gauges.
+func (m *WatcherMetrics) SetUnserved(jobs int64) { m.unserved.Store(jobs) }
 
 // HideQueues stops showing the queue gauges until the next SetQueues, because another process, the
 // leader, shows them.

@@ -116,6 +116,7 @@ func TestMetricNames(t *testing.T) {
 	dispatcher.DeadLettered(5)
 	watcher := NewWatcherMetrics(tel.Meter)
 	watcher.SetQueues(5, 6, map[string]int{"SEND_EMAIL": 7, "HTTP": 0}, map[string]int{"SEND_EMAIL": 4})
+	watcher.SetUnserved(8)
 	watcher.DeadLettered("LOST", 2)
 	watcher.DeadLettered("NO_PROCESSOR", 3)
 
@@ -146,6 +147,7 @@ func TestMetricNames(t *testing.T) {
 		`bulk_action_rate_limit_denied_total{reason="global",tenant="zeta"} 1`,
 		`bulk_action_rate_limit_denied_total{reason="per_group",tenant="acme"} 1`,
 		`bulk_action_ready_queue_size 5`,
+		`bulk_action_unserved_backlog 8`,
 		`bulk_action_wait_congestion_ms_count 2`,
 		`bulk_action_wait_congestion_ms_sum 500`,
 		`bulk_action_wait_fairness_ms_count 2`,
@@ -184,7 +186,7 @@ func TestMetricNames(t *testing.T) {
 	} {
 		want[NamePrefix+name] = "counter"
 	}
-	for _, name := range []string{"ready_queue_size", "non_ready_queue_size", "backlog", "backlog_runnable", "worker_pool_size", "worker_pool_active", "worker_pool_idle"} {
+	for _, name := range []string{"ready_queue_size", "non_ready_queue_size", "backlog", "backlog_runnable", "unserved_backlog", "worker_pool_size", "worker_pool_active", "worker_pool_idle"} {
 		want[NamePrefix+name] = "gauge"
 	}
 	for _, name := range []string{"dispatch_cycle_duration_ms", "worker_job_duration_ms", "job_start_delay_ms", "wait_fairness_ms", "wait_rate_ms", "wait_congestion_ms"} {
@@ -263,7 +265,7 @@ func TestBacklogTypesAreBounded(t *testing.T) {
 	watcher.SetQueues(0, 0, map[string]int{"HTTP": 3}, nil)
 	samples, _ = scrape(t, tel)
 	samples = slices.DeleteFunc(samples, func(s string) bool { return strings.Contains(s, "dead_letter") })
-	require.Equal(t, []string{`bulk_action_backlog_runnable{type="HTTP"} 0`, `bulk_action_backlog{type="HTTP"} 3`, `bulk_action_non_ready_queue_size 0`, `bulk_action_ready_queue_size 0`}, samples)
+	require.Equal(t, []string{`bulk_action_backlog_runnable{type="HTTP"} 0`, `bulk_action_backlog{type="HTTP"} 3`, `bulk_action_non_ready_queue_size 0`, `bulk_action_ready_queue_size 0`, `bulk_action_unserved_backlog 0`}, samples)
 
 	watcher.HideQueues()
 	samples, _ = scrape(t, tel)

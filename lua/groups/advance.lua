@@ -10,10 +10,11 @@
 -- Reply
 --   {'OK', n, failures, round}  the group made n transitions. If failures is above 0, the group
 --                               ends only after reduce_failures has stored the aggregate of its
---                               failed jobs: failures is their number, round the group's round
+--                               failed jobs: failures is their number, round the group's round.
+--                               Of a cancelled group that is settled, they are those before its end
 --   {'FENCED'}                  another watcher is the leader
--- Each transition is timestamped. It goes to the outbox with the group's hash as it is then. The
--- group is not dirty any more. When it ends, it is not paused any more either; if its tenant has
+-- Each transition is timestamped, never before the last one: Redis's clock may go back. It goes to the outbox with the group's hash as it is then. The
+-- group is not dirty any more, unless it was cancelled and has such failures. When it ends, it is not paused any more either; if its tenant has
 -- neither unfinished nor non-ready jobs then, the tenant becomes inactive, and its counters are
 -- reset (check_last).
 -- Twice: the second call finds no transition to make.
@@ -51,12 +52,15 @@ while g.status do
   elseif status == 'AGGREGATING' and n('reduced') >= n('done') and g.reduce_failures
     and n('failures_reduced') ~= n('failed') then
     failures = n('failed')
+  elseif status == 'CANCELLED' and not g.sweep and g.reduce_failures and n('failures_reduced') ~= n('failed') then
+    failures = n('failed')
   elseif status == 'AGGREGATING' and n('reduced') >= n('done') then
     local too_many = n('failed') > 0 and n('failed') / n('accepted') >= tonumber(g.failure_threshold or 1)
     to = too_many and 'FAILED' or 'COMPLETED'
   end
   if not to then break end
-  local at, now = 'at:' .. string.lower(to), string.format('%.0f', now_ms())
+  local at, last = 'at:' .. string.lower(to), n('at:' .. string.lower(status))
+  local now = string.format('%.0f', math.max(now_ms(), last))
   call('HSET', key, 'status', to, at, now)
   set('status', to)
   set(at, now)
@@ -70,5 +74,6 @@ while g.status do
     check_last(g.tenant)
   end
 end
-call('SREM', B .. 'dirty', group)
+-- A cancelled group is not open: as long as its failures are not reduced, only this set has it.
+if g.status ~= 'CANCELLED' or failures == 0 then call('SREM', B .. 'dirty', group) end
 return { 'OK', moved, failures, n('round') }

@@ -19,10 +19,12 @@
 local group = ARGV[1]
 local key = B .. 'group:' .. group
 local g = call('HMGET', key, 'status', 'tenant', 'types', 'lane', 'round', 'paused')
+local last = g[1] and call('HGET', key, 'at:' .. string.lower(g[1]))
 if not g[1] then return { 'NOGROUP' } end
 if g[1] == 'CANCELLED' then return { 'OK' } end
 if g[1] == 'COMPLETED' or g[1] == 'FAILED' then return { 'ENDED', g[1] } end
-local now, tenant = now_ms(), g[2]
+-- Redis's clock may go back: no state begins before the last one.
+local now, tenant = math.max(now_ms(), tonumber(last or 0)), g[2]
 local held = g[6] or call('ZSCORE', B .. 'scheduled', group)
 local waiting = waiting_by_type(group, g[3], g[4], tenant)
 for typ in pairs(waiting) do

@@ -11,7 +11,7 @@
 --   4  state   -     the partial aggregate
 -- Reply
 --   {'OK'}
--- It answers OK and does nothing if the group is not AGGREGATING, or has another round or number of
+-- It answers OK and does nothing if the group is neither AGGREGATING nor CANCELLED, or has another round or number of
 -- failed jobs.
 -- The failures of a round are final then, except that lose may add some. reopen deletes this
 -- partial aggregate, so that each round reduces the jobs that are failed at its end.
@@ -21,7 +21,7 @@
 local group, round, failed, state = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local key = B .. 'group:' .. group
 local g = call('HMGET', key, 'status', 'round', 'failed')
-if g[1] ~= 'AGGREGATING' or g[2] ~= round or g[3] ~= failed then return { 'OK' } end
+if g[1] ~= 'AGGREGATING' and g[1] ~= 'CANCELLED' or g[2] ~= round or g[3] ~= failed then return { 'OK' } end
 precheck('HLEN', B .. 'aggregate:' .. group)
 precheck_mark_dirty()
 allow_oom()

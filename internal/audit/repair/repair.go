@@ -356,7 +356,7 @@ func whyNotRepaired(v audit.Violation) string {
 	case v.Law == audit.LawLifecycle && kind == "threshold":
 		return "its end was announced and can't be taken back; the command retry runs its failed jobs again"
 	case v.Law == audit.LawLifecycle:
-		return "the right times are not known; this does no harm"
+		return "the right times are not known, and nothing depends on them: it stays until the group is deleted"
 	case v.Law == audit.LawResults && v.Ordinal == nil:
 		return "merged results can't be taken apart; its results and failures are exact, its aggregate is not"
 	case v.Law == audit.LawResults:

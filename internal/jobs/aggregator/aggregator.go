@@ -8,6 +8,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"hash/crc32"
 	"slices"
@@ -63,10 +64,11 @@ func New(p stage.Process, cfg Config, reducers *reducer.Registry) *Aggregator {
 	}
 }
 
-// Run reduces results until ctx ends, including all entries that it has read by then, unless Redis
-// fails. At the end it removes its consumers that hold no entries.
+// Run reduces results until ctx ends, including all entries that it has read by then, and for up to
+// a second those that are in the stream, unless Redis fails. At the end it removes its consumers that hold no entries.
 func (a *Aggregator) Run(ctx context.Context) error {
 	r := a.Runner()
+	var parts []*partitionReducer
 	for _, p := range a.Space.All() {
 		part := &partitionReducer{
 			Aggregator: a,
@@ -76,9 +78,15 @@ func (a *Aggregator) Run(ctx context.Context) error {
 			readCount:  minRead,
 			cache:      groupCache{groups: map[string]*cachedGroup{}},
 		}
+		parts = append(parts, part)
 		r.Loop("reduce", "", part.step)
 	}
-	r.ReportAlive("aggregator")
+	r.OnStop(func(ctx context.Context) {
+		for _, part := range parts {
+			part.drain(ctx)
+		}
+	})
+	r.ReportAlive("aggregator", a.reducers.Ops())
 	r.OnStop(func(ctx context.Context) {
 		for _, p := range a.Space.All() {
 			_, _ = ledger.DropConsumer(ctx, a.Conn.Cmd, p.ResultStream(), keyspace.GroupAggregator, a.ID, 0)
@@ -92,6 +100,7 @@ type partitionReducer struct {
 	partition  keyspace.Partition
 	reader     *stream.Reader
 	claimedAt  time.Time      // time of the last claim
+	takenAt    time.Time      // time of the last search for entries that others have left (see leave)
 	claimStart string         // entry id at which the next claim begins
 	readCount  int            // entries that the next read asks for
 	unreduced  []stream.Entry // entries that were read, but not reduced, because Redis failed
@@ -121,6 +130,13 @@ func (p *partitionReducer) step(ctx context.Context) (time.Duration, error) {
 		if err == nil {
 			continue
 		}
+		var lacks *ledger.MissingReducerError
+		if errors.As(err, &lacks) {
+			err = p.leave(ctx, b, lacks)
+			if err == nil {
+				continue
+			}
+		}
 		if call.IsUnavailable(err) {
 			for _, rest := range batches[i:] {
 				p.unreduced = append(p.unreduced, rest.entries...)
@@ -138,11 +154,34 @@ func (p *partitionReducer) step(ctx context.Context) (time.Duration, error) {
 	return min(pauseFactor*time.Since(began), maxPause), nil
 }
 
-// readEntries returns the next entries of the results stream, and whether there may be more. When
-// half a lease has passed since the last claim, it claims entries of dead aggregators first; if
-// there are any, it returns only these. Otherwise it waits up to Config.Block for new entries, and
-// sets readCount for the next read.
+// drain reduces what is in the stream, until it is empty, ctx ends or Redis fails: when a whole
+// installation stops, a group whose jobs have ended can end.
+func (p *partitionReducer) drain(ctx context.Context) {
+	for ctx.Err() == nil {
+		if len(p.unreduced) == 0 {
+			batches, err := p.reader.Read(ctx, []string{p.partition.ResultStream()}, minRead, 0)
+			if err != nil || len(batches) == 0 {
+				return
+			}
+			p.unreduced = batches[0].Entries
+		}
+		if _, err := p.step(ctx); err != nil {
+			return
+		}
+	}
+}
+
+// readEntries returns the next entries of the results stream, and whether there may be more. From
+// time to time it first takes entries that another aggregator has left (see leave), and claims those
+// of dead aggregators; if there are any, it returns only these. Otherwise it waits up to
+// Config.Block for new entries, and sets readCount for the next read.
 func (p *partitionReducer) readEntries(ctx context.Context) (entries []stream.Entry, more bool, err error) {
+	if time.Since(p.takenAt) > takeEvery {
+		if entries, err = p.takeLeft(ctx); err != nil || len(entries) > 0 {
+			return entries, true, err
+		}
+		p.takenAt = time.Now()
+	}
 	if time.Since(p.claimedAt) > max(p.cfg.Lease/2, 10*time.Millisecond) {
 		p.claimedAt = time.Now()
 		claimed, err := p.claimEntries(ctx)
@@ -177,10 +216,63 @@ func (p *partitionReducer) claimEntries(ctx context.Context) ([]stream.Entry, er
 		return nil, err
 	}
 	if len(entries) > 0 {
-		p.Tel.Log.Warn("claimed results of a lost aggregator",
+		p.Tel.Log.Warn("claimed results that no aggregator had reduced for a lease",
 			"partition", p.partition.Index(), "entries", len(entries))
 	}
 	return entries, nil
+}
+
+const (
+	// leftFor begins the names of the consumers that hold entries for aggregators with certain
+	// reducers: the names of the reducers follow, divided by commas. No process runs under such a
+	// name.
+	leftFor = "reducers:"
+	// takeEvery is the time between two searches for left entries.
+	takeEvery = time.Second
+)
+
+// leave gives the entries of a batch to a consumer without a process, from which an aggregator that
+// has the group's reducers takes them (see takeLeft).
+func (p *partitionReducer) leave(ctx context.Context, b *batch, lacks *ledger.MissingReducerError) error {
+	ids := make([]string, len(b.entries))
+	for i, e := range b.entries {
+		ids[i] = e.ID
+	}
+	to := leftFor + strings.Join(lacks.Ops, ",")
+	if err := p.reader.GiveTo(ctx, p.partition.ResultStream(), to, ids); err != nil {
+		return fmt.Errorf("leave results of group %s to others: %w", b.group, err)
+	}
+	p.Tel.Log.Debug("left results to an aggregator that has the reducer", "group", b.group, "reducers", lacks.Missing)
+	return nil
+}
+
+// takeLeft takes up to minRead entries that were left for aggregators with reducers that this
+// process has. It deletes a consumer that holds none any more.
+func (p *partitionReducer) takeLeft(ctx context.Context) ([]stream.Entry, error) {
+	key := p.partition.ResultStream()
+	consumers, err := p.Conn.Cmd.XInfoConsumers(ctx, key, keyspace.GroupAggregator).Result()
+	if err != nil {
+		if call.IsUnavailable(err) {
+			return nil, fmt.Errorf("find left results: %w", err)
+		}
+		return nil, nil // the next read creates the stream and the group
+	}
+	for _, c := range consumers {
+		ops, left := strings.CutPrefix(c.Name, leftFor)
+		if !left || slices.ContainsFunc(strings.Split(ops, ","), func(op string) bool {
+			return !slices.Contains(p.reducers.Ops(), op)
+		}) {
+			continue
+		}
+		entries, err := p.reader.TakeFrom(ctx, key, c.Name, minRead)
+		if err != nil || len(entries) > 0 {
+			return entries, err
+		}
+		if _, err := ledger.DropConsumer(ctx, p.Conn.Cmd, key, keyspace.GroupAggregator, c.Name, 0); err != nil {
+			return nil, err
+		}
+	}
+	return nil, nil
 }
 
 // reduceGroup adds the results in a group's entries to this process's partial aggregate, stores it,
@@ -361,9 +453,9 @@ func (p *partitionReducer) decodeGroup(group string, read ledger.PartialAggregat
 	if read.Err != nil || !read.Exists {
 		return nil, read.Err
 	}
-	plan, err := ledger.AggregatePlan(p.reducers, read.Aggregates)
+	plan, err := ledger.WorkPlan(p.reducers, read.Aggregates)
 	if err != nil {
-		return nil, fmt.Errorf("group %s: %w: run an aggregator that has this reducer", group, err)
+		return nil, fmt.Errorf("group %s: %w", group, err)
 	}
 	cached := &cachedGroup{tenant: read.Tenant, version: read.Version, size: len(read.State)}
 	if read.State == "" {

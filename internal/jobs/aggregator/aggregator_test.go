@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"math"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -417,4 +418,69 @@ func TestPartialOfADeletedGroupIsNotUsedAgain(t *testing.T) {
 	cut.on.Store(false)
 	w.Done(`{"cost":0.1}`, jobs[10:]...)
 	awaitReduced(w, "g", 20)
+}
+
+// TestResultsGoToThoseWhoHaveTheReducer: with a long lease, an aggregator that lacks a group's reducer
+// and one that has it live side by side. The first one does not keep the results that it reads,
+// and does not claim them again.
+func TestResultsGoToThoseWhoHaveTheReducer(t *testing.T) {
+	w := stagetest.Parallel(t, 1)
+	registry := registryWithLongest(t)
+	w.Store = groups.New(groups.Config{}, w.Conn, w.Space, w.Tel, registry, nil)
+	w.Submit(messages.SubmitGroup{
+		ID: "words", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(40), Aggregate: []messages.Aggregate{{As: "word", Op: "longest"}},
+	})
+	w.Admit("T")
+	jobs := w.Take("T", "w", 40)
+	runAggregator(w, config(), "without", reducer.NewRegistry())
+	for _, j := range jobs[:20] {
+		w.Done(`"aa"`, j)
+	}
+	w.Await("the results are left to others", func() bool {
+		pending, err := w.Conn.Cmd.XPending(t.Context(), w.P.ResultStream(), keyspace.GroupAggregator).Result()
+		return err == nil && pending.Consumers["reducers:longest"] == 20
+	})
+	runAggregator(w, config(), "with", registry)
+	for _, j := range jobs[20:] {
+		w.Done(`"aaa"`, j)
+	}
+	awaitEmptyStream(w)
+	require.JSONEq(t, `"aaa"`, string(w.Group("words").Aggregate["word"]))
+}
+
+// TestAReducerThatFailsForGoodEndsItsAggregate: the reducer's state can't be encoded. The results
+// are reduced all the same, the group's other aggregate is right, and the group says why.
+func TestAReducerThatFailsForGoodEndsItsAggregate(t *testing.T) {
+	w := stagetest.Parallel(t, 1)
+	registry := reducer.NewRegistry()
+	require.NoError(t, registry.Register("ratio", reducer.MapReduce(
+		func(reducer.Result) (float64, error) { return math.NaN(), nil },
+		func(a, b float64) float64 { return a / b },
+	)))
+	w.Store = groups.New(groups.Config{}, w.Conn, w.Space, w.Tel, registry, nil)
+	w.Submit(messages.SubmitGroup{
+		ID: "g", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(3),
+		Aggregate: []messages.Aggregate{{As: "r", Op: "ratio"}, {As: "n", Op: "count"}},
+	})
+	w.Admit("T")
+	for _, j := range w.Take("T", "w", 3) {
+		w.Done(`1`, j)
+	}
+	runAggregator(w, config(), "a", registry)
+	awaitEmptyStream(w)
+	g := w.Group("g")
+	require.Equal(t, map[string]json.RawMessage{"r": json.RawMessage("null"), "n": json.RawMessage("3")}, g.Aggregate)
+	require.Contains(t, g.AggregateErrors["r"], "NaN")
+}
+
+// TestStopReducesWhatIsInTheStream: an aggregator that is stopped at once reduces the results that
+// are in the stream.
+func TestStopReducesWhatIsInTheStream(t *testing.T) {
+	w := stagetest.Parallel(t, 1)
+	submitCosts(w, "g", 10, 2)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.NoError(t, aggregator.New(stagetest.Process(w, "a"), config(), reducer.NewRegistry()).Run(ctx))
+	awaitReduced(w, "g", 10)
+	require.Zero(t, w.Conn.Cmd.XLen(t.Context(), w.P.ResultStream()).Val())
 }

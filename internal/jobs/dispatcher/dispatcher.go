@@ -5,6 +5,7 @@ package dispatcher
 
 import (
 	"context"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -108,7 +109,12 @@ type partitionDispatcher struct {
 	partition          keyspace.Partition
 	ownersCheckedAt    time.Time // when recoverEntries last ran
 	consumersCheckedAt time.Time
+	unservedTurn       int // where the next page of unserved types begins
 }
+
+// unservedPerPass is how many types that no live worker serves one pass of reclaim looks at: what it
+// takes back of them waits for a worker anyway.
+const unservedPerPass = 50
 
 // promote lets scheduled groups start and promotes due jobs, one batch of each. It returns how long
 // to wait for the next ones, at most Config.Interval: 0 when there may be more now, a negative time
@@ -170,7 +176,8 @@ func (p *partitionDispatcher) promote(ctx context.Context) (time.Duration, error
 	return idle, nil
 }
 
-// reclaim takes back jobs whose lease has ended, one batch of each type. Twice in a lease it begins
+// reclaim takes back jobs whose lease has ended, one batch of each type, but of unservedPerPass
+// unserved types at most. Twice in a lease it begins
 // a lease for unowned entries (see recoverEntries), and once in consumerInterval it removes idle
 // consumers. It returns how long to wait before the next call: at most a quarter of the lease, and
 // 0 after a call that found such jobs. For one lease after an outage of Redis it does nothing.
@@ -184,13 +191,16 @@ func (p *partitionDispatcher) reclaim(ctx context.Context) (time.Duration, error
 	if err != nil {
 		return 0, p.outagePause.noteOutage(err, p.cfg.Lease)
 	}
+	due, page := p.dueTypes(types)
+	recoverable := page
 	if time.Since(p.ownersCheckedAt) > p.cfg.Lease/2 {
 		p.ownersCheckedAt = time.Now()
-		if err := p.recoverEntries(ctx, types); err != nil {
-			return 0, p.outagePause.noteOutage(err, p.cfg.Lease)
-		}
+		recoverable = due
 	}
-	for _, typ := range types {
+	if err := p.recoverEntries(ctx, recoverable); err != nil {
+		return 0, p.outagePause.noteOutage(err, p.cfg.Lease)
+	}
+	for _, typ := range due {
 		r, err := ledger.Reclaim(ctx, p.Conn.Cmd, p.partition, typ, p.cfg.Lease, reclaimBatch, p.cfg.MaxLosses)
 		if err != nil {
 			return 0, p.outagePause.noteOutage(err, p.cfg.Lease)
@@ -218,6 +228,29 @@ func (p *partitionDispatcher) reclaim(ctx context.Context) (time.Duration, error
 		return pause, p.dropConsumers(ctx, types)
 	}
 	return pause, nil
+}
+
+// dueTypes returns the types that this pass looks at: all of them, or the served ones and a page of
+// the unserved ones if these are many.
+func (p *partitionDispatcher) dueTypes(types []string) (due, page []string) {
+	served := p.capacity.Served()
+	var unserved []string
+	for _, typ := range types {
+		if slices.Contains(served, typ) {
+			due = append(due, typ)
+		} else {
+			unserved = append(unserved, typ)
+		}
+	}
+	if len(unserved) <= unservedPerPass {
+		return types, nil
+	}
+	if p.unservedTurn >= len(unserved) {
+		p.unservedTurn = 0
+	}
+	page = unserved[p.unservedTurn:min(len(unserved), p.unservedTurn+unservedPerPass)]
+	p.unservedTurn += unservedPerPass
+	return append(due, page...), page
 }
 
 // recoverEntries begins a lease for each unowned entry of the ready streams. A worker that still

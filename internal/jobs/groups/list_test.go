@@ -20,6 +20,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/jobs/groups"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/stage/presence"
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 	"github.com/bulkaction/bulkaction/reducer"
 )
@@ -212,6 +213,54 @@ func TestResultsAndFailures(t *testing.T) {
 	require.ErrorIs(t, eachFailure(stagetest.Trusted(t), w, messages.FailureQuery{}, func(api.Failure) error { return stop }), stop)
 }
 
+// TestReadingADeletedGroupIsNoSuccess: the group, or its results, are deleted while its results,
+// failures or jobs are read. What was read must not look like all. A retry meanwhile is no error.
+func TestReadingADeletedGroupIsNoSuccess(t *testing.T) {
+	const n = 400
+	for name, remove := range map[string]func(*stagetest.World, int64) error{
+		"the group": func(w *stagetest.World, fence int64) error {
+			return ledger.Expire(stagetest.Trusted(w.T), w.Conn.Cmd, w.P, "g", fence, false)
+		},
+		"its results": func(w *stagetest.World, fence int64) error {
+			return ledger.Expire(stagetest.Trusted(w.T), w.Conn.Cmd, w.P, "g", fence, true)
+		},
+		"nothing": func(w *stagetest.World, _ int64) error {
+			_, err := w.Store.Retry(stagetest.Trusted(w.T), "g", api.RetryChoice{})
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := stagetest.Parallel(t, 1)
+			w.Jobs("g", "T", n)
+			w.Admit("T")
+			held := w.Take("T", "c", n)
+			w.Fail("BOOM", held[:n/2]...)
+			for i := n / 2; i < n; i += 10 {
+				w.Done("1", held[i:i+10]...)
+			}
+			w.Reduce()
+			fence, err := ledger.Lead(stagetest.Trusted(t), w.Conn.Cmd, w.P, "test", time.Minute)
+			require.NoError(t, err)
+			_, err = ledger.Advance(stagetest.Trusted(t), w.Conn.Cmd, w.P, "g", fence)
+			require.NoError(t, err)
+			removed := false
+			err = w.Store.Results(stagetest.Trusted(t), "g", func([]byte) error {
+				if removed {
+					return nil
+				}
+				removed = true
+				return remove(w, fence)
+			})
+			if name == "nothing" {
+				require.NoError(t, err)
+			} else {
+				require.ErrorIs(t, err, api.ErrNotFound)
+				require.ErrorContains(t, err, "not all")
+			}
+		})
+	}
+}
+
 // TestFailuresWithPayloads: the method Failures gives the failed jobs' payloads if asked, also
 // those that are stored separately. A lost payload is null.
 func TestFailuresWithPayloads(t *testing.T) {
@@ -239,7 +288,7 @@ func TestFailuresWithPayloads(t *testing.T) {
 }
 
 // TestViewWithoutItsReducer: a process in which the reducer of a group's aggregate is not
-// registered shows the group without the aggregate.
+// registered shows the group without the aggregate, and says why.
 func TestViewWithoutItsReducer(t *testing.T) {
 	w := stagetest.Parallel(t, 1)
 	registry := reducer.NewRegistry()
@@ -254,10 +303,49 @@ func TestViewWithoutItsReducer(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, views, 2)
 	require.Equal(t, api.Counts{Accepted: 2, Waiting: 2}, views[0].Counts)
-	require.Empty(t, views[0].Aggregate)
+	require.Equal(t, "null", string(views[0].Aggregate["x"]))
+	require.Contains(t, views[0].AggregateErrors["x"], `op "own" is unknown`)
 	shown, err := knows.Group(stagetest.Trusted(t), "g")
 	require.NoError(t, err)
 	require.Equal(t, "null", string(shown.Aggregate["x"]))
+	require.Empty(t, shown.AggregateErrors)
+}
+
+// TestReducerThatNoAggregatorHas: a submission warns of it, and why names it once the group's jobs
+// have ended.
+func TestReducerThatNoAggregatorHas(t *testing.T) {
+	w := stagetest.Parallel(t, 1)
+	ctx := stagetest.Trusted(t)
+	registry := reducer.NewRegistry()
+	require.NoError(t, registry.Register("own", reducer.MapReduce(
+		func(reducer.Result) (int, error) { return 1, nil }, func(a, b int) int { return a + b })))
+	report := func(id string, ops ...string) {
+		require.NoError(t, presence.PublishStage(ctx, w.Conn, w.Space, api.StageStatus{ID: id, Role: "aggregator", Reducers: ops}))
+	}
+	require.NoError(t, presence.PublishWorker(ctx, w.Conn, w.Space, presence.WorkerReport{WorkerStatus: api.WorkerStatus{ID: "w", Types: []string{"T"}}}))
+	report("a", "count")
+	submit := func(id string) []string {
+		store := groups.New(groups.Config{}, w.Conn, w.Space, w.Tel, registry, nil) // it caches what is served
+		accepted, err := store.Submit(ctx, &messages.SubmitGroup{ID: id, Tenant: "acme", Type: "T", Seal: true, Jobs: stagetest.Numbered(1),
+			Aggregate: []messages.Aggregate{{As: "x", Op: "own"}, {As: "n", Op: "count"}}}, now)
+		require.NoError(t, err)
+		return accepted.Warnings
+	}
+	require.Equal(t, []string{"No live aggregator has the reducer own: the group does not end until one has."}, submit("g"))
+	w.Admit("T")
+	w.Done("1", w.Take("T", "w", 1)...)
+	fence, err := ledger.Lead(ctx, w.Conn.Cmd, w.P, "test", time.Minute)
+	require.NoError(t, err)
+	_, err = ledger.Advance(ctx, w.Conn.Cmd, w.P, "g", fence)
+	require.NoError(t, err)
+	why, err := w.Store.Why(ctx, "g")
+	require.NoError(t, err)
+	require.Contains(t, why.Detail, "All of its jobs have ended, but no live aggregator has the reducer own: start one that has it.")
+	report("b", "count", "own")
+	require.Empty(t, submit("h"))
+	why, err = w.Store.Why(ctx, "g")
+	require.NoError(t, err)
+	require.NotContains(t, why.Detail, "own")
 }
 
 // TestGroupSummary: GroupSummary leaves out an aggregate that takes more bytes in Redis than the
@@ -324,8 +412,7 @@ func TestGroupSummaryOfFailures(t *testing.T) {
 	r, err := ledger.Advance(stagetest.Trusted(t), w.Conn.Cmd, w.P, "g", fence)
 	require.NoError(t, err)
 	require.EqualValues(t, 2, r.Failures)
-	alive := func(context.Context) error { return nil }
-	require.NoError(t, w.Store.ReduceFailures(stagetest.Trusted(t), w.P, "g", r, alive))
+	require.NoError(t, w.Store.ReduceFailures(stagetest.Trusted(t), w.P, "g", r))
 
 	g, complete, err := w.Store.GroupSummary(stagetest.Trusted(t), "g", 1000)
 	require.NoError(t, err)

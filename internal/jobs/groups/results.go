@@ -78,13 +78,32 @@ func eachOf[T any](
 	if err != nil {
 		return err
 	}
-	var refused error
-	err = read(ctx, s.conn.Cmd, p, id, func(item T) error {
-		refused = yield(item)
-		return refused
+	return s.whole(ctx, p, id, func() error {
+		var refused error
+		err := read(ctx, s.conn.Cmd, p, id, func(item T) error {
+			refused = yield(item)
+			return refused
+		})
+		if refused != nil {
+			return refused
+		}
+		return apiError(err)
 	})
-	if refused != nil {
-		return refused
+}
+
+// whole calls read, which reads what a group has in several steps. It returns an error if the group,
+// or its results, were deleted meanwhile: otherwise what was left would look like all.
+func (s *Store) whole(ctx context.Context, p keyspace.Partition, id string, read func() error) error {
+	before, err := ledger.ReadLife(ctx, s.conn.Cmd, p, id)
+	if err != nil {
+		return apiError(err)
+	}
+	if err := read(); err != nil {
+		return err
+	}
+	after, err := ledger.ReadLife(ctx, s.conn.Cmd, p, id)
+	if err == nil && before.Ended(after) {
+		err = fmt.Errorf("group %s was deleted while it was read, and what was read is not all: %w", id, api.ErrNotFound)
 	}
 	return apiError(err)
 }
@@ -110,7 +129,15 @@ func (s *Store) Failures(
 		return len(f.Payload), yield(f)
 	}
 	if q.Limit > 0 {
-		return s.failurePage(ctx, id, q, show)
+		p, _, err := s.locateGroup(ctx, id)
+		if err != nil {
+			return "", err
+		}
+		err = s.whole(ctx, p, id, func() (err error) {
+			next, err = s.failurePage(ctx, p, id, q, show)
+			return err
+		})
+		return next, err
 	}
 	return "", eachOf(ctx, s, id, ledger.Failures, func(e ledger.JobError) error {
 		if q.Code != "" && e.Code != q.Code {
@@ -143,17 +170,13 @@ func (s *Store) failure(ctx context.Context, id string, e *ledger.JobError, payl
 // failurePage calls show with each failed job of a page, and returns the cursor of the next page.
 // show returns the size in bytes of the payload that it passed on: a page is bounded in bytes.
 func (s *Store) failurePage(
-	ctx context.Context, id string, q messages.FailureQuery, show func(ledger.JobError) (size int, err error),
+	ctx context.Context, p keyspace.Partition, id string, q messages.FailureQuery, show func(ledger.JobError) (size int, err error),
 ) (next string, err error) {
 	from := int64(0)
 	if q.Cursor != "" {
 		if from, err = strconv.ParseInt(q.Cursor, 10, 64); err != nil || from < 0 || from > messages.MaxTotal {
 			return "", badCursor()
 		}
-	}
-	p, _, err := s.locateGroup(ctx, id)
-	if err != nil {
-		return "", err
 	}
 	found, bytes := 0, 0
 	for range maxFailureSteps {
@@ -187,18 +210,26 @@ func (s *Store) failurePage(
 	return strconv.FormatInt(from, 10), nil
 }
 
-// ReduceFailures reduces the failed jobs of a group that asked for an aggregate of them, and stores
-// their partial aggregate. The group can't advance before that. It calls alive after each 1,000
-// jobs, so that the caller can renew its lease; an error of alive ends it.
-func (s *Store) ReduceFailures(
-	ctx context.Context, p keyspace.Partition, id string, a ledger.AdvanceReply, alive func(context.Context) error,
-) error {
+// CanReduce returns a *ledger.MissingReducerError if this process lacks a reducer of a group.
+func (s *Store) CanReduce(ctx context.Context, p keyspace.Partition, id string) error {
+	_, err := s.workPlan(ctx, p, id)
+	return err
+}
+
+// workPlan returns the plan of a group's aggregates; nil if there is no such group.
+func (s *Store) workPlan(ctx context.Context, p keyspace.Partition, id string) (*reducer.Plan, error) {
 	groups, err := ledger.ReadGroups(ctx, s.conn.Cmd, p, []string{id})
 	if err != nil || len(groups) == 0 {
-		return err
+		return nil, err
 	}
-	plan, err := ledger.AggregatePlan(s.reducers, groups[0].Aggregates)
-	if err != nil {
+	return ledger.WorkPlan(s.reducers, groups[0].Aggregates)
+}
+
+// ReduceFailures reduces the failed jobs of a group that asked for an aggregate of them, and stores
+// their partial aggregate. The group can't advance before that.
+func (s *Store) ReduceFailures(ctx context.Context, p keyspace.Partition, id string, a ledger.AdvanceReply) error {
+	plan, err := s.workPlan(ctx, p, id)
+	if err != nil || plan == nil {
 		return err
 	}
 	state := plan.New()
@@ -211,9 +242,6 @@ func (s *Store) ReduceFailures(
 		r := reducer.Result{Ordinal: e.Ordinal, Attempts: e.Attempts, DurationMS: math.NaN(), Data: data, Failed: true}
 		if err := state.Add(r); err != nil {
 			refused = err
-		}
-		if state.Count()%1000 == 0 {
-			return alive(ctx)
 		}
 		return nil
 	})

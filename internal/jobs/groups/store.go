@@ -91,6 +91,9 @@ func New(
 	}
 }
 
+// Reducers returns the names of the reducers that this process has.
+func (s *Store) Reducers() []string { return s.reducers.Ops() }
+
 // partitionLimit returns the global rate limit in the form in which one partition applies it.
 func (s *Store) partitionLimit(p keyspace.Partition) ledger.Limit {
 	return s.cfg.Rate.Of(p.Index(), s.space.Partitions())

@@ -163,6 +163,19 @@ func (s *Store) warnings(ctx context.Context, g *messages.SubmitGroup, now api.S
 		out = append(out, fmt.Sprintf("The group has %d of %d jobs (total): it does not end before it has all of them.",
 			n, *g.Total))
 	}
+	if len(g.Aggregate) > 0 {
+		ops := make([]string, len(g.Aggregate))
+		for i, a := range g.Aggregate {
+			ops[i] = a.Op
+		}
+		// Aggregators of an earlier version report no reducers.
+		if have, known := s.served.Reducers(ctx); known && len(have) > 0 {
+			if missing := lacking(ops, have); len(missing) > 0 {
+				out = append(out, fmt.Sprintf("No live aggregator has the reducer %s: the group does not end until one has.",
+					strings.Join(missing, ", ")))
+			}
+		}
+	}
 	served, known := s.served.Types(ctx)
 	if !known {
 		return out
@@ -191,6 +204,12 @@ func (s *Store) warnings(ctx context.Context, g *messages.SubmitGroup, now api.S
 		warn(cmp.Or(g.Jobs[i].Type, g.Type))
 	}
 	return out
+}
+
+// lacking returns those ops that are not in have, sorted, each once.
+func lacking(ops []string, have map[string]bool) []string {
+	missing := slices.DeleteFunc(slices.Sorted(slices.Values(ops)), func(op string) bool { return have[op] })
+	return slices.Compact(missing)
 }
 
 // endsWithoutJobs reports whether a submission has no jobs and its group gets none later: it is

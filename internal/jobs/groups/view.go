@@ -114,7 +114,11 @@ func (s *Store) View(from *ledger.Group, at time.Time) (api.Group, error) {
 	if err != nil {
 		return g, fmt.Errorf("group %s: %w", g.ID, err)
 	}
-	if g.Aggregate, err = state.Values(); err != nil {
+	g.Aggregate, err = state.Values()
+	if g.AggregateErrors = state.Failed(); len(g.AggregateErrors) > 0 {
+		return g, nil // the view says why values are missing
+	}
+	if err != nil {
 		return g, fmt.Errorf("group %s: %w", g.ID, err)
 	}
 	return g, nil
@@ -357,9 +361,14 @@ func (s *Store) Jobs(ctx context.Context, group string, q messages.JobQuery) (ap
 			return list, badCursor()
 		}
 	}
-	found, next, err := ledger.ListJobs(ctx, s.conn.Cmd, p, group, q.State, from, q.Limit)
+	var found []ledger.ListedJob
+	var next int64
+	err = s.whole(ctx, p, group, func() (err error) {
+		found, next, err = ledger.ListJobs(ctx, s.conn.Cmd, p, group, q.State, from, q.Limit)
+		return apiError(err)
+	})
 	if err != nil {
-		return list, apiError(err)
+		return list, err
 	}
 	for _, j := range found {
 		shown := jobView(group, j.Ordinal, j.JobStatus)

@@ -1,6 +1,7 @@
 package groups
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -92,6 +93,13 @@ func (j *waitingJob) explain(ctx context.Context) (api.Why, error) {
 	if j.Ordinal < 0 {
 		if detail := j.noneToStart(); detail != "" {
 			w := api.Why{Detail: detail}
+			if j.Status == api.StatusAggregating {
+				missing, err := j.missingReducers(ctx)
+				if err != nil {
+					return w, err
+				}
+				w.Detail = cmp.Or(missing, detail)
+			}
 			return w, j.missingRole(ctx, &w)
 		}
 	}
@@ -150,6 +158,26 @@ func (j *waitingJob) noneToStart() string {
 			"with POST /v1/groups/%[1]s/seal or `bulkaction seal %[1]s`. Otherwise it is about to end.", j.group)
 	}
 	return "Its jobs are on their way from one place to the next: look again."
+}
+
+// missingReducers returns a text that names the group's reducers that no live process has which
+// should reduce with them; "" if there are none.
+func (j *waitingJob) missingReducers(ctx context.Context) (string, error) {
+	groups, err := ledger.ReadGroups(ctx, j.s.conn.Cmd, j.p, []string{j.group})
+	if err != nil || len(groups) == 0 {
+		return "", err
+	}
+	for _, role := range []string{"aggregator", "watcher"} {
+		have, err := presence.Reducers(ctx, j.s.conn, j.s.space, role)
+		if err != nil {
+			return "", err
+		}
+		if missing := lacking(ledger.AggregateOps(groups[0].Aggregates), have); len(missing) > 0 && len(have) > 0 {
+			return fmt.Sprintf("All of its jobs have ended, but no live %s has the reducer %s: start one that has it.",
+				role, strings.Join(missing, ", ")), nil
+		}
+	}
+	return "", nil
 }
 
 // find reads what ledger.Why does not tell: the ordinal and type of a group's next job, the due
@@ -418,7 +446,8 @@ func (j *waitingJob) unserved(ctx context.Context, w *api.Why) error {
 	if similar {
 		w.Detail += "Did you mean " + upper + "? "
 	}
-	w.Detail += "When none has come after the watcher's BULKACTION_NO_PROCESSOR_TIMEOUT, it fails with NO_PROCESSOR."
+	w.Detail += "It waits until one does, or fails with NO_PROCESSOR after the watcher's " +
+		"BULKACTION_NO_PROCESSOR_TIMEOUT if that is set."
 	if j.State == ledger.NonReady {
 		w.Until = timeIfAfter(j.due, j.Now)
 	}

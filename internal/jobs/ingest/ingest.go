@@ -91,7 +91,7 @@ func (in *Ingest) Run(ctx context.Context) error {
 		r.Add(src.consumer.Run)
 		r.Every("apply cancellations early", earlyCancelInterval, new(earlyCancel).runOnce(src))
 	}
-	r.ReportAlive("ingest")
+	r.ReportAlive("ingest", nil)
 	return r.Run(ctx)
 }
 

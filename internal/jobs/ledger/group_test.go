@@ -11,6 +11,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
+	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
 func TestCreate(t *testing.T) {
@@ -394,4 +395,26 @@ func TestAdvanceFenced(t *testing.T) {
 		require.NoError(w, advance(fence))
 		require.Equal(w, "COMPLETED", w.status("g"))
 	})
+}
+
+// TestNoStateBeginsBeforeTheLastOne: Redis's clock goes back between the transitions of a group.
+func TestNoStateBeginsBeforeTheLastOne(t *testing.T) {
+	t.Parallel()
+	server, url := redistest.Mini(t)
+	at := time.UnixMilli(1_700_000_000_000)
+	server.SetTime(at)
+	w := newWorld(t, client(t, url), "t:")
+	for _, group := range []string{"advanced", "cancelled"} {
+		w.fill(group, 1, "acme", "T")
+		w.seal(group)
+	}
+	fence := w.fence()
+	server.SetTime(at.Add(-300 * time.Millisecond))
+	w.admit("T", 2, noLimit)
+	_, err := ledger.Advance(t.Context(), w.c, w.p, "advanced", fence)
+	require.NoError(t, err)
+	w.cancel("cancelled")
+	for group, state := range map[string]string{"advanced": "at:dispatched", "cancelled": "at:cancelled"} {
+		require.Equal(t, "1700000000000", w.c.HGet(t.Context(), w.p.Group(group), state).Val(), group)
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -48,6 +49,27 @@ func Results(
 			return nil
 		}
 	}
+}
+
+// Life tells one life of a group from another. The zero Life is that of a group that does not exist.
+type Life struct{ round, created, resultsExpired string }
+
+// Ended reports whether the group, or its results, were deleted between l and now. A retry, which
+// begins a new round, is no end.
+func (l Life) Ended(now Life) bool {
+	sameRound := l.round == now.round
+	return now.created == "" || l.resultsExpired != now.resultsExpired ||
+		sameRound && l.created != now.created || !sameRound && integer(now.round) < integer(l.round)
+}
+
+// ReadLife reads the present life of a group.
+func ReadLife(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string) (Life, error) {
+	read, err := c.HMGet(ctx, p.Group(group), groupRound, "at:created", groupResultsExpired).Result()
+	if err != nil {
+		return Life{}, fmt.Errorf("read group %s: %w", group, err)
+	}
+	f := values(read)
+	return Life{f.str(0), f.str(1), f.str(2)}, nil
 }
 
 // FindResult returns the result line of a reduced job. It returns nil if the group has no such line,
@@ -282,14 +304,45 @@ func CountingAggregates(encoded string) []string {
 	return names
 }
 
-// AggregatePlan compiles the aggregates in the field's value; the value "" has none. It returns an error
-// when the registry refuses an aggregate, for example because this process lacks its reducer.
+// AggregatePlan compiles the aggregates in the field's value; the value "" has none. The plan says
+// which reducers this process lacks.
 func AggregatePlan(registry *reducer.Registry, encoded string) (*reducer.Plan, error) {
 	specs, err := decodeAggregates(encoded)
 	if err != nil {
 		return nil, err
 	}
-	return registry.Compile(specs)
+	return registry.CompileStored(specs), nil
+}
+
+// AggregateOps returns the names of the reducers in the field's value, sorted.
+func AggregateOps(encoded string) []string {
+	specs, _ := decodeAggregates(encoded)
+	ops := make([]string, len(specs))
+	for i, a := range specs {
+		ops[i] = a.Op
+	}
+	slices.Sort(ops)
+	return slices.Compact(ops)
+}
+
+// MissingReducerError says that this process lacks reducers of a group.
+type MissingReducerError struct {
+	Ops     []string // of all aggregates of the group
+	Missing []string // of them
+}
+
+func (e *MissingReducerError) Error() string {
+	return "this process lacks the reducer " + strings.Join(e.Missing, ", ")
+}
+
+// WorkPlan compiles the aggregates in the field's value, so that results can be added. The error is
+// a *MissingReducerError if this process lacks a reducer.
+func WorkPlan(registry *reducer.Registry, encoded string) (*reducer.Plan, error) {
+	plan, err := AggregatePlan(registry, encoded)
+	if err == nil && len(plan.Missing()) > 0 {
+		return nil, &MissingReducerError{Ops: AggregateOps(encoded), Missing: plan.Missing()}
+	}
+	return plan, err
 }
 
 // decodeAggregates returns the aggregates in the field's value; the value "" has none. If the value can't be

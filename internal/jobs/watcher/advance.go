@@ -3,6 +3,7 @@ package watcher
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 	"github.com/bulkaction/bulkaction/internal/redisx/wm"
+	"github.com/bulkaction/bulkaction/internal/stage/presence"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
@@ -27,6 +29,7 @@ type advancer struct {
 	// begins.
 	cursor       uint64
 	reconciledAt time.Time // when the last page of open groups was advanced
+	settleUntil  time.Time // see settleTime
 }
 
 // groupBatch is about how many groups at most one piece of work advances or expires in a step.
@@ -42,9 +45,13 @@ func (a *advancer) advanceDirty(ctx context.Context) (bool, error) {
 	return len(ids) > 0, a.advanceAll(ctx, ids)
 }
 
+// settleTime is how long one call of advanceAll completes cancellations and reopenings. What is left
+// then is done in the next steps, so that a large group does not delay the others.
+const settleTime = 50 * time.Millisecond
+
 // advanceAll advances the groups ids, and first completes the cancellation or reopening of a group
-// if it is unfinished. A group that needs more memory than Redis has stays dirty, and the others
-// advance all the same; the returned error then says that memory was missing.
+// if it is unfinished, for settleTime in all. A group that needs more memory than Redis has stays
+// dirty, and the others advance all the same; the returned error then says that memory was missing.
 func (a *advancer) advanceAll(ctx context.Context, ids []string) error {
 	unsettled, err := ledger.Unsettled(ctx, a.Conn.Cmd, a.Partition, ids)
 	if err != nil {
@@ -58,9 +65,15 @@ func (a *advancer) advanceAll(ctx context.Context, ids []string) error {
 		}
 		return err
 	}
-	for _, id := range ids {
-		if err := advance(id, unsettled[id]); err != nil {
-			return err
+	a.settleUntil = time.Now().Add(settleTime)
+	for _, late := range []bool{false, true} { // the groups that need no settling come first
+		for _, id := range ids {
+			if unsettled[id] != late {
+				continue
+			}
+			if err := advance(id, late); err != nil {
+				return err
+			}
 		}
 	}
 	// A group that was cancelled or reopened since the first call of Unsettled may no longer be
@@ -85,14 +98,17 @@ func (a *advancer) advanceAll(ctx context.Context, ids []string) error {
 // and not returned, so that the other groups advance.
 func (a *advancer) advanceGroup(ctx context.Context, id string, unsettled bool) error {
 	if unsettled {
-		if err := a.settle(ctx, id); err != nil {
+		if done, err := a.settle(ctx, id); err != nil || !done {
 			return err
 		}
 	}
 	for {
 		r, err := ledger.Advance(ctx, a.Conn.Cmd, a.Partition, id, a.fence)
 		if err == nil && r.Failures > 0 {
-			err = a.store.ReduceFailures(ctx, a.Partition, id, r, a.keepLead)
+			var later bool
+			if later, err = a.reduceFailuresOf(ctx, id, r); later && err == nil {
+				return nil
+			}
 		}
 		if err != nil {
 			return a.skipGroup(ctx, id, err)
@@ -103,10 +119,59 @@ func (a *advancer) advanceGroup(ctx context.Context, id string, unsettled bool) 
 	}
 }
 
+// failureReduction is a group whose failed jobs are to be reduced.
+type failureReduction struct {
+	id    string
+	reply ledger.AdvanceReply
+}
+
+const (
+	// quickFailures is how many failed jobs are reduced at once, between the steps of other groups.
+	quickFailures = 500
+	// maxFailureReductions bounds the groups that wait. Any further one waits for the next pass over
+	// all open groups.
+	maxFailureReductions = 1000
+)
+
+// reduceFailuresOf reduces the failed jobs of a group if they are few. Otherwise it leaves that to
+// the loop reduceFailures, and later is true: the group becomes dirty again afterwards.
+func (a *advancer) reduceFailuresOf(ctx context.Context, id string, r ledger.AdvanceReply) (later bool, err error) {
+	if err := a.store.CanReduce(ctx, a.Partition, id); err != nil {
+		return false, err
+	}
+	if r.Failures <= quickFailures {
+		return false, a.store.ReduceFailures(ctx, a.Partition, id, r)
+	}
+	if _, waits := a.reducing.LoadOrStore(id, true); waits {
+		return true, nil
+	}
+	select {
+	case a.failures <- failureReduction{id, r}:
+	default:
+		a.reducing.Delete(id)
+	}
+	return true, nil
+}
+
+// reduceFailures does one reduction of many failed jobs. If it fails, the next pass over all open
+// groups asks for it again. It needs no leadership: Redis refuses what is out of date.
+func (p *partition) reduceFailures(ctx context.Context) (time.Duration, error) {
+	select {
+	case f := <-p.failures:
+		if err := p.store.ReduceFailures(ctx, p.Partition, f.id, f.reply); err != nil && ctx.Err() == nil {
+			p.log.Warn("the failures of a group can't be reduced, trying again later", "group", f.id, "error", err)
+			_ = p.Conn.Cmd.SRem(ctx, p.Dirty(), f.id).Err()
+		}
+		p.reducing.Delete(f.id)
+	case <-ctx.Done():
+	}
+	return 0, nil
+}
+
 // settle completes a group's cancellation (all its jobs that have not ended become cancelled, those
-// in flight too) or reopening (its failed jobs wait again) in chunks, and renews the leader lease
-// between chunks.
-func (a *advancer) settle(ctx context.Context, id string) error {
+// in flight too) or reopening (its failed jobs wait again) in chunks, until settleUntil, and renews
+// the leader lease between chunks. If it is not done then, the group stays dirty.
+func (a *advancer) settle(ctx context.Context, id string) (done bool, err error) {
 	for _, chunk := range []func() (bool, error){
 		func() (bool, error) {
 			more, steps, err := ledger.Sweep(ctx, a.Conn.Cmd, a.Partition, id)
@@ -120,14 +185,17 @@ func (a *advancer) settle(ctx context.Context, id string) error {
 		for more := true; more; {
 			var err error
 			if more, err = chunk(); err != nil {
-				return a.skipGroup(ctx, id, err)
+				return false, a.skipGroup(ctx, id, err)
 			}
 			if err := a.keepLead(ctx); err != nil {
-				return err
+				return false, err
+			}
+			if more && time.Now().After(a.settleUntil) {
+				return false, a.Conn.Cmd.SAdd(ctx, a.Dirty(), id).Err()
 			}
 		}
 	}
-	return nil
+	return true, nil
 }
 
 // skipGroup handles an error about one group. An error that concerns the whole partition, or that
@@ -138,8 +206,39 @@ func (a *advancer) skipGroup(ctx context.Context, id string, err error) error {
 	if endsStep(ctx, err) || call.IsOOM(err) {
 		return err
 	}
+	var lacks *ledger.MissingReducerError
+	if errors.As(err, &lacks) {
+		if err := a.handOver(ctx, id, lacks); err != nil {
+			return err
+		}
+	}
 	a.log.Warn("group can't be advanced, trying again in the next pass over open groups", "group", id, "error", err)
 	return a.Conn.Cmd.SRem(ctx, a.Dirty(), id).Err()
+}
+
+// handOver gives up the leadership of the partition for a while if another watcher has the reducers
+// of the group's failures that this process lacks. Otherwise it does nothing: the next pass over all
+// open groups tries again. It returns ErrFenced after it has given up the leadership.
+func (a *advancer) handOver(ctx context.Context, id string, lacks *ledger.MissingReducerError) error {
+	have, err := presence.Reducers(ctx, a.Conn, a.Space, "watcher")
+	if err != nil {
+		return err
+	}
+	for _, op := range lacks.Missing {
+		if !have[op] {
+			return nil
+		}
+	}
+	a.log.Info("another watcher has the reducer of a group, handing over the partition", "group", id, "reducers", lacks.Missing)
+	// The group is dirty again, so that the next leader advances it at once.
+	if err := a.Conn.Cmd.SAdd(ctx, a.Dirty(), id).Err(); err != nil {
+		return fmt.Errorf("hand over group %s: %w", id, err)
+	}
+	if _, err := ledger.Lead(ctx, a.Conn.Cmd, a.Partition, a.ID, 0); err != nil {
+		return err
+	}
+	a.noLeadUntil = time.Now().Add(handOverPause)
+	return fmt.Errorf("hand over partition %d: %w", a.Index(), ledger.ErrFenced)
 }
 
 // reconcile advances a page of the open groups. A pass over all of them begins Interval after the

@@ -21,12 +21,11 @@ import (
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
-// maintenance is the periodic work on one partition: it deletes what is past its retention, fails
-// the jobs of types that no worker serves, deletes idle types, and checks Redis's setup again.
+// maintenance is the periodic work on one partition: it deletes what is past its retention, and
+// checks Redis's setup again.
 type maintenance struct {
 	*partition
-	unserved unservedTypes
-	doneAt   time.Time // when the tasks last ran and left nothing to do
+	doneAt time.Time // when the tasks last ran and left nothing to do
 	// resultsExpiredTo is a time in Unix ms: this process has deleted the result lines of the
 	// groups that ended at or before it.
 	resultsExpiredTo float64
@@ -34,22 +33,17 @@ type maintenance struct {
 	oldest []oldestEntry
 }
 
-// run runs all maintenance tasks once, if they last had nothing left to do maintenanceInterval ago,
-// or NoProcessorTimeout ago if that is shorter; otherwise it does nothing. If a task has more to
-// do, run returns true, and the next step runs them again. The error of a task is logged and
+// run runs all maintenance tasks once, if they last had nothing left to do maintenanceInterval ago;
+// otherwise it does nothing. If a task has more to do, run returns true, and the next step runs them again. The error of a task is logged and
 // doesn't stop the others; but if the leadership or the connection is lost, or ctx has ended, run
 // returns at once.
 func (m *maintenance) run(ctx context.Context) (bool, error) {
-	every := maintenanceInterval
-	if timeout := m.cfg.NoProcessorTimeout; timeout > 0 {
-		every = min(every, timeout)
-	}
-	if time.Since(m.doneAt) <= every {
+	if time.Since(m.doneAt) <= maintenanceInterval {
 		return false, nil
 	}
 	more := false
 	for _, task := range []func(context.Context) (bool, error){
-		m.expireGroups, m.expireResults, m.trim, m.trimEntryIDs, m.unserved.fail, m.recheckSetup,
+		m.expireGroups, m.expireResults, m.trim, m.trimEntryIDs, m.recheckSetup,
 	} {
 		some, err := task(ctx)
 		switch {
@@ -264,12 +258,30 @@ const (
 )
 
 // unservedTypes finds the types of one partition that have jobs and no live worker, and fails these
-// jobs.
+// jobs if the configuration says so. It also deletes idle types. It has a loop of its own, because
+// there may be thousands of types.
 type unservedTypes struct {
 	*partition
 	// since holds the types that have jobs and no live worker, each with the time at which this
 	// process first saw that.
 	since map[string]time.Time
+}
+
+// step does the work of the leader, if this process leads, and returns how long to wait before the
+// next step.
+func (u *unservedTypes) step(ctx context.Context) (time.Duration, error) {
+	if _, leads := u.leadership(); !leads {
+		u.since = nil
+		return leaderRenew, nil
+	}
+	more, err := u.fail(ctx)
+	if err != nil || more {
+		return 0, err
+	}
+	if timeout := u.cfg.NoProcessorTimeout; timeout > 0 {
+		return min(maintenanceInterval, timeout), nil
+	}
+	return maintenanceInterval, nil
 }
 
 // fail fails ready jobs of each type that has had jobs and no live worker for NoProcessorTimeout.
@@ -359,8 +371,9 @@ func (u *unservedTypes) failReadyJobs(ctx context.Context, typ string) (bool, er
 	defer func() {
 		_, _ = ledger.DropConsumer(ctx, u.Conn.Cmd, key, keyspace.GroupWorkers, u.ID, 0)
 	}()
-	for until := time.Now().Add(leaderRenew); time.Now().Before(until); {
-		batches, err := reader.Read(ctx, []string{key}, failBatch, readBlock)
+	block := time.Duration(0) // most types have no jobs left: don't wait for each
+	for until := time.Now().Add(leaderRenew); time.Now().Before(until); block = readBlock {
+		batches, err := reader.Read(ctx, []string{key}, failBatch, block)
 		if err != nil || len(batches) == 0 {
 			return false, err
 		}

@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -60,6 +61,9 @@ const (
 	// leaderRenew is the time between two renewals of the leader lease. A process that does not
 	// lead asks for the lease as often.
 	leaderRenew = time.Second
+	// handOverPause is how long a watcher that has handed over a partition does not ask for it: the
+	// others ask every leaderRenew.
+	handOverPause = 3 * leaderRenew
 	// idle is the longest wait when there is nothing to do. A wake token ends it earlier.
 	idle = time.Second
 	// measureEvery is the time between two updates of the queue gauges.
@@ -98,16 +102,24 @@ func New(p stage.Process, cfg Config, store *groups.Store, events message.Publis
 func (w *Watcher) Run(ctx context.Context) error {
 	r := w.Runner()
 	var partitions []*partition
+	var loops []*partitionLoop
 	for _, p := range w.Space.All() {
-		part := &partition{Watcher: w, Partition: p, log: w.Tel.Log.With("partition", p.Index())}
+		part := &partition{
+			Watcher: w, Partition: p, log: w.Tel.Log.With("partition", p.Index()),
+			failures: make(chan failureReduction, maxFailureReductions),
+		}
 		partitions = append(partitions, part)
 		loop := &partitionLoop{
 			partition:   part,
 			advancer:    advancer{partition: part},
 			outbox:      outbox{part},
-			maintenance: maintenance{partition: part, unserved: unservedTypes{partition: part}},
+			maintenance: maintenance{partition: part},
 		}
+		loops = append(loops, loop)
 		r.Loop("watch", p.Wake("watcher"), loop.step)
+		// Slow work has loops of its own, so that it delays no group's next state.
+		r.Loop("unserved types", "", (&unservedTypes{partition: part}).step)
+		r.Loop("reduce failures", "", part.reduceFailures)
 	}
 	r.Every("queue gauges", measureEvery, partitions[0].measure)
 	if w.cfg.Guards != nil {
@@ -115,7 +127,12 @@ func (w *Watcher) Run(ctx context.Context) error {
 	}
 	r.Every("busiest tenants", time.Second, findBusiest(partitions))
 	w.addAudits(r, partitions)
-	r.ReportAlive("watcher")
+	r.ReportAlive("watcher", w.store.Reducers())
+	r.OnStop(func(ctx context.Context) {
+		for _, loop := range loops {
+			loop.drain(ctx)
+		}
+	})
 	r.OnStop(func(ctx context.Context) {
 		for _, p := range w.Space.All() {
 			_, _ = ledger.Lead(ctx, w.Conn.Cmd, p, w.ID, 0) // after an error, the lease ends by itself
@@ -142,12 +159,17 @@ func (p *partition) measure(ctx context.Context) error {
 		return err
 	}
 	var ready, nonReady int
+	var unserved int64
 	backlog, runnable := make(map[string]int, len(st.Types)), make(map[string]int, len(st.Types))
 	for _, t := range st.Types {
 		ready += int(t.Ready)
 		nonReady += int(t.NonReady)
 		backlog[t.Type], runnable[t.Type] = int(t.Backlog), int(t.Runnable)
+		if t.Workers == 0 {
+			unserved += t.Backlog
+		}
 	}
+	p.metrics.SetUnserved(unserved)
 	p.metrics.SetQueues(ready, nonReady, backlog, runnable)
 	return p.store.Record(ctx, at, st)
 }
@@ -179,6 +201,10 @@ type partition struct {
 	renewals int64
 	// unannounced are violations of the law durability whose events are not published yet.
 	unannounced []api.Violation
+	// failures are the reductions of many failed jobs that wait for the loop that does them.
+	failures    chan failureReduction
+	reducing    sync.Map  // ids of the groups in failures, or of which failures are reduced now
+	noLeadUntil time.Time // this process has handed over the partition (see advancer.handOver)
 	oomLoggedAt time.Time // when the log last said that Redis has no memory left
 }
 
@@ -233,6 +259,22 @@ func (p *partitionLoop) step(ctx context.Context) (time.Duration, error) {
 	return idle, nil
 }
 
+// drain advances dirty groups and publishes their events until there are none, ctx ends or a call
+// fails: when a whole installation stops, a group whose jobs have ended ends.
+func (p *partitionLoop) drain(ctx context.Context) {
+	for worked := p.fence != 0; worked && ctx.Err() == nil; {
+		advanced, err := p.advancer.advanceDirty(ctx)
+		if err != nil {
+			return
+		}
+		published, err := p.outbox.publishAll(ctx)
+		if err != nil {
+			return
+		}
+		worked = advanced || published
+	}
+}
+
 // work does one piece of each kind of work, so that a large amount of one kind can't delay the
 // others. It returns whether any piece has found work, or has more to do. Errors of single pieces
 // are joined, because a piece that fails while Redis has no memory left must not stop one that
@@ -256,7 +298,7 @@ func (p *partitionLoop) work(ctx context.Context) (bool, error) {
 // command if its last renewal is at most leaderRenew ago. Afterwards fence says whether this
 // process leads. Each renewal is also counted in Redis (see countRenewal).
 func (p *partition) keepLead(ctx context.Context) error {
-	if p.fence != 0 && time.Since(p.renewedAt) <= leaderRenew {
+	if p.fence != 0 && time.Since(p.renewedAt) <= leaderRenew || time.Now().Before(p.noLeadUntil) {
 		return nil
 	}
 	fence, err := ledger.Lead(ctx, p.Conn.Cmd, p.Partition, p.ID, leaderLease)

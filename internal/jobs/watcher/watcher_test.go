@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -283,6 +284,85 @@ func TestFailuresAreReducedInEachRound(t *testing.T) {
 	})
 }
 
+// TestFailuresOfACancelledGroupAreReduced: jobs that failed before the cancellation are in the
+// aggregates over failed and ended jobs.
+func TestFailuresOfACancelledGroupAreReduced(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(4), Aggregate: []messages.Aggregate{
+			{As: "failed", Op: "count", Over: "failed"}, {As: "ended", Op: "count", Over: "ended"},
+		}})
+		w.Admit("T")
+		jobs := w.Take("T", "c", 3)
+		w.Fail("BOOM", jobs[0], jobs[1])
+		w.Done("null", jobs[2])
+		reduce := aggregator.Config{Block: 50 * time.Millisecond, Lease: stagetest.Patience}
+		w.Run(aggregator.New(stagetest.Process(w, "a"), reduce, reducer.NewRegistry()))
+		require.NoError(w.T, ledger.Cancel(context.WithoutCancel(w.T.Context()), w.Conn.Cmd, w.P, "g"))
+		run(w, watcher.Config{}, "w")
+		w.Await("the failures in the aggregate", func() bool {
+			g := w.Group("g")
+			return string(g.Aggregate["failed"]) == "2" && string(g.Aggregate["ended"]) == "3"
+		})
+		w.Await("the group is not dirty", func() bool {
+			return w.Conn.Cmd.SCard(context.WithoutCancel(w.T.Context()), w.P.Dirty()).Val() == 0
+		})
+	})
+}
+
+// TestAReducerOfFailuresThatFailsForGood: the group ends, or stays cancelled, and says why the
+// aggregate is null.
+func TestAReducerOfFailuresThatFailsForGood(t *testing.T) {
+	w := stagetest.Parallel(t, 1)
+	registry := reducer.NewRegistry()
+	require.NoError(t, registry.Register("ratio", reducer.MapReduce(
+		func(reducer.Result) (float64, error) { return math.NaN(), nil }, func(a, _ float64) float64 { return a })))
+	w.Store = groups.New(groups.Config{}, w.Conn, w.Space, w.Tel, registry, nil)
+	for _, id := range []string{"ends", "cancelled"} {
+		w.Submit(messages.SubmitGroup{ID: id, Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(2), Aggregate: []messages.Aggregate{
+			{As: "r", Op: "ratio", Over: "failed"}, {As: "n", Op: "count", Over: "failed"},
+		}})
+	}
+	w.Admit("T")
+	for _, j := range w.Take("T", "c", 4) {
+		if j.Group == "ends" || j.Ordinal == 0 {
+			w.Fail("BOOM", j)
+		}
+	}
+	require.NoError(t, ledger.Cancel(stagetest.Trusted(t), w.Conn.Cmd, w.P, "cancelled"))
+	run(w, watcher.Config{}, "w")
+	for id, status := range map[string]api.Status{"ends": api.StatusFailed, "cancelled": api.StatusCancelled} {
+		w.Await(id, func() bool { g := w.Group(id); return g.Status == status && len(g.AggregateErrors) > 0 })
+		g := w.Group(id)
+		require.Contains(t, g.AggregateErrors["r"], "NaN")
+		require.Equal(t, "null", string(g.Aggregate["r"]))
+		require.NotEqual(t, "0", string(g.Aggregate["n"]))
+	}
+}
+
+// TestAWatcherWithoutTheReducerHandsOver: the leader lacks the reducer of a group's failures, and
+// another watcher has it. There are more failures than are reduced at once.
+func TestAWatcherWithoutTheReducerHandsOver(t *testing.T) {
+	w := stagetest.Parallel(t, 1)
+	registry := reducer.NewRegistry()
+	require.NoError(t, registry.Register("own", reducer.MapReduce(
+		func(reducer.Result) (int, error) { return 1, nil }, func(a, b int) int { return a + b })))
+	lacks := w.Store
+	w.Store = groups.New(groups.Config{}, w.Conn, w.Space, w.Tel, registry, nil)
+	const n = 600
+	w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(n),
+		Aggregate: []messages.Aggregate{{As: "x", Op: "own", Over: "failed"}}})
+	w.Admit("T")
+	w.Fail("BOOM", w.Take("T", "c", n)...)
+	has := w.Store
+	w.Store = lacks
+	run(w, watcher.Config{Interval: 200 * time.Millisecond}, "lacks")
+	w.Await("the group waits", func() bool { return w.Group("g").Status == api.StatusAggregating })
+	w.Store = has
+	run(w, watcher.Config{Interval: 200 * time.Millisecond}, "has")
+	w.Await("the end", func() bool { return w.Group("g").Status == api.StatusFailed })
+	require.Equal(t, "600", string(w.Group("g").Aggregate["x"]))
+}
+
 // TestGroupThatIsNotMarkedDirtyAdvances: a group that could advance and is not marked dirty is
 // found by the pass over all open groups.
 func TestGroupThatIsNotMarkedDirtyAdvances(t *testing.T) {
@@ -332,7 +412,8 @@ func TestPublishesAGroupWithoutItsAggregate(t *testing.T) {
 	require.NoError(t, err)
 	run(w, watcher.Config{}, "w")
 	awaitIDs(w, "g", "1.created", "1.dispatched", "1.running", "1.aggregating", "1.completed")
-	require.Empty(t, events(w)[0].Group.Aggregate)
+	require.Equal(t, "null", string(events(w)[0].Group.Aggregate["x"]))
+	require.Contains(t, events(w)[0].Group.AggregateErrors["x"], `op "own" is unknown`)
 	require.Equal(t, "acme", events(w)[0].Group.Tenant)
 }
 

@@ -297,8 +297,18 @@ func RunEmbedded(ctx context.Context, h Host, run func(context.Context, *Process
 	if err != nil {
 		return err
 	}
-	ctx, fail := context.WithCancelCause(ctx)
+	// A deadline only says when to stop. As the deadline of commands it would look like an outage of
+	// Redis at the end.
+	host := ctx
+	ctx, fail := context.WithCancelCause(context.WithoutCancel(host))
 	defer fail(nil)
+	defer context.AfterFunc(host, func() {
+		cause := context.Cause(host)
+		if errors.Is(cause, context.DeadlineExceeded) {
+			cause = nil
+		}
+		fail(cause)
+	})()
 	p := newProcess(cfg, h.Role, fail)
 	p.Embedded = true
 	p.Tel, err = telemetry.Given(h.Log.With("instance", p.Instance), h.Tracers, h.Meters)

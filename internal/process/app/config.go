@@ -171,8 +171,8 @@ type WorkerConfig struct {
 	// Jobs that one script call admits, at first; the number grows under load, to 200 at most. As
 	// many jobs are made ready while no worker is alive.
 	FetchBatchSize int `env:"FETCH_BATCH_SIZE" envDefault:"50" min:"1" max:"10000" unit:"jobs"`
-	// How long jobs wait for a worker of their type before they fail with NO_PROCESSOR.
-	NoProcessorTimeout time.Duration `env:"NO_PROCESSOR_TIMEOUT" envDefault:"15m" min:"1s" max:"720h"`
+	// How long jobs wait for a worker of their type before they fail with NO_PROCESSOR. 0: they wait for ever.
+	NoProcessorTimeout time.Duration `env:"NO_PROCESSOR_TIMEOUT" envDefault:"0s" min:"0s" max:"720h"`
 }
 
 // GuardConfig sets how long calls wait for accounts and hosts that workers share.

@@ -51,7 +51,7 @@ func TestDefaults(t *testing.T) {
 	require.Equal(t, CongestionConfig{Enabled: true, BaseBackoff: time.Second, MaxBackoff: 2 * time.Minute, StatsRetention: time.Hour}, c.Congestion)
 	require.Equal(t, WorkerConfig{
 		Count: 10, Timeout: time.Second, JobTimeout: 30 * time.Second, MaxRetryCount: 3, MaxThrottles: 100, MaxDeliveries: 5, Lease: 30 * time.Second,
-		ShutdownGracePeriod: 30 * time.Second, FetchInterval: 200 * time.Millisecond, FetchBatchSize: 50, NoProcessorTimeout: 15 * time.Minute,
+		ShutdownGracePeriod: 30 * time.Second, FetchInterval: 200 * time.Millisecond, FetchBatchSize: 50,
 	}, c.Worker)
 	require.Equal(t, IngestConfig{APIAddr: "127.0.0.1:8080", Serve: []string{"api", "ui"}, MaxConnections: 4096, MaxBacklog: 10_000_000, MaxMemoryRatio: 0.9}, c.Ingest)
 	require.Equal(t, RetentionConfig{

@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"net"
 	"reflect"
+	"slices"
+	"sync"
 	"syscall"
 	"time"
 
@@ -27,7 +29,6 @@ import (
 	"github.com/bulkaction/bulkaction/internal/room/entrytoken"
 	"github.com/bulkaction/bulkaction/internal/room/roomadmin"
 	"github.com/bulkaction/bulkaction/internal/room/roomapi"
-	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 	"github.com/bulkaction/bulkaction/processor"
 	"github.com/bulkaction/bulkaction/reducer"
@@ -81,20 +82,71 @@ func Alone(run Role) func(context.Context, *app.Process) error {
 }
 
 // Together runs roles, given by their names, in one process until ctx ends or one of them fails.
-// Then it stops the others. It returns all errors, joined. A role that was stopped while it started
-// and returns nothing but the error of ctx has no error. The roles share the Redis connection of b.
+// Then it stops the others: first all but the aggregator and the watcher, which bring to an end what
+// the worker has done until it stopped, and then these two, one after the other. It waits for the
+// roles before the two only for SHUTDOWN_GRACE_PERIOD. It returns all errors, joined. A role that
+// was stopped while it started and returns nothing but the error of its context has no error. The
+// roles share the Redis connection of b.
 func Together(ctx context.Context, p *app.Process, b Base, named map[string]Role) error {
-	var all []func(context.Context) error
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var front, every, all sync.WaitGroup
+	stops, ended := map[string]func(){}, map[string]chan struct{}{}
+	errs := make(chan error, len(named))
 	for name, role := range named {
-		all = append(all, func(ctx context.Context) error {
-			err := role(ctx, p.As(name), b)
-			if end := ctx.Err(); end != nil && err != nil && app.IsOnly(err, end) {
-				return nil
+		roleCtx := ctx
+		if slices.Contains(last, name) {
+			roleCtx, stops[name] = context.WithCancel(context.WithoutCancel(ctx))
+			defer stops[name]()
+			ended[name] = make(chan struct{})
+		} else {
+			front.Add(1)
+		}
+		every.Go(func() {
+			err := role(roleCtx, p.As(name), b)
+			if end := roleCtx.Err(); end != nil && err != nil && app.IsOnly(err, end) {
+				err = nil
 			}
-			return err
+			if err != nil {
+				cancel()
+			}
+			errs <- err
+			if done := ended[name]; done != nil {
+				close(done)
+			} else {
+				front.Done()
+			}
 		})
 	}
-	return stage.RunAll(ctx, all...)
+	frontEnded := make(chan struct{})
+	all.Go(func() { front.Wait(); close(frontEnded) })
+	all.Go(func() { every.Wait(); cancel() })
+	<-ctx.Done()
+	grace := time.After(p.Config.Worker.ShutdownGracePeriod)
+	waitFor(frontEnded, grace)
+	for _, name := range last {
+		if stop := stops[name]; stop != nil {
+			stop()
+			waitFor(ended[name], grace)
+		}
+	}
+	all.Wait()
+	close(errs)
+	var joined error
+	for err := range errs {
+		joined = errors.Join(joined, err)
+	}
+	return joined
+}
+
+// last are the roles that [Together] stops last, in this order.
+var last = []string{"aggregator", "watcher"}
+
+func waitFor(done <-chan struct{}, most <-chan time.Time) {
+	select {
+	case <-done:
+	case <-most:
+	}
 }
 
 // Fetcher runs the role that admits waiting jobs.

@@ -7,7 +7,9 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -100,4 +102,34 @@ func TestRightsOfSeveralRoles(t *testing.T) {
 			require.True(t, slices.Contains(r.user.Commands, command), "%s: %s", role, command)
 		}
 	}
+}
+
+// TestRolesStopInTheOrderOfThePipeline: when roles stop together, the aggregator stops after the
+// worker has ended its jobs, and the watcher after the aggregator.
+func TestRolesStopInTheOrderOfThePipeline(t *testing.T) {
+	t.Parallel()
+	var mu sync.Mutex
+	var ended []string
+	named := map[string]Role{}
+	for _, name := range Names {
+		named[name] = func(ctx context.Context, _ *app.Process, _ Base) error {
+			<-ctx.Done()
+			if name == "worker" {
+				<-time.After(20 * time.Millisecond) // a job that runs
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			ended = append(ended, name)
+			return ctx.Err()
+		}
+	}
+	p := &app.Process{Config: app.Config{Worker: app.WorkerConfig{ShutdownGracePeriod: time.Minute}}}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.NoError(t, Together(ctx, p, Base{}, named))
+	require.Equal(t, []string{"worker", "aggregator", "watcher"}, ended[3:])
+
+	failure := errors.New("failed")
+	named["watcher"] = func(context.Context, *app.Process, Base) error { return failure }
+	require.ErrorIs(t, Together(t.Context(), p, Base{}, named), failure)
 }

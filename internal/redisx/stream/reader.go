@@ -190,6 +190,45 @@ func (r *Reader) Claim(
 	return entries, next, deleted, nil
 }
 
+// TakeFrom gives up to count pending entries of another consumer to this one, and returns them. If
+// the group is missing, there are none.
+func (r *Reader) TakeFrom(ctx context.Context, stream, consumer string, count int64) ([]Entry, error) {
+	pending, err := r.conn.Cmd.XPendingExt(ctx, &redis.XPendingExtArgs{
+		Stream: stream, Group: r.group, Start: "-", End: "+", Count: count, Consumer: consumer,
+	}).Result()
+	if err != nil && !errors.Is(err, redis.Nil) && !call.IsNoGroup(err) {
+		return nil, fmt.Errorf("read pending entries of stream %s: %w", stream, err)
+	}
+	if len(pending) == 0 {
+		return nil, nil
+	}
+	args := []any{"xclaim", stream, r.group, r.consumer, 0}
+	for _, e := range pending {
+		args = append(args, e.ID)
+	}
+	reply, err := do(ctx, r.conn.Cmd, 1, args)
+	if err != nil {
+		return nil, fmt.Errorf("claim entries of stream %s: %w", stream, err)
+	}
+	entries, err := decodeEntries(reply)
+	if err != nil {
+		return nil, fmt.Errorf("claim entries of stream %s: %w", stream, err)
+	}
+	return entries, nil
+}
+
+// GiveTo gives pending entries to another consumer.
+func (r *Reader) GiveTo(ctx context.Context, stream, consumer string, ids []string) error {
+	args := []any{"xclaim", stream, r.group, consumer, 0}
+	for _, id := range ids {
+		args = append(args, id)
+	}
+	if _, err := do(ctx, r.conn.Cmd, 1, append(args, "justid")); err != nil {
+		return fmt.Errorf("give entries of stream %s away: %w", stream, err)
+	}
+	return nil
+}
+
 // ClaimNext claims the next page of entries of dead consumers: it continues at *from, which begins
 // with FirstID and is that again after the last page, or if the group is missing. With the first
 // page it also recovers entries that Redis does not deliver by itself (see Recover).

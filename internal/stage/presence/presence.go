@@ -131,7 +131,7 @@ func Absent(
 		}
 		gone := time.Duration(0)
 		if at, known := last[role]; known {
-			gone = now.Sub(at)
+			gone = max(now.Sub(at), time.Millisecond)
 		}
 		absent, away = append(absent, role), append(away, gone)
 	}
@@ -231,14 +231,18 @@ const servedMaxAge = time.Second
 // servedTimeout bounds the read of Redis in [Served.Types], because a submission waits for it.
 const servedTimeout = 250 * time.Millisecond
 
-// Served knows which types of jobs live workers serve. Its methods are safe for concurrent use.
+// Served knows which types of jobs live workers serve, and which reducers live aggregators have.
+// Its methods are safe for concurrent use.
 type Served struct {
-	conn  *redisx.Conn
-	space keyspace.Space
+	conn            *redisx.Conn
+	space           keyspace.Space
+	types, reducers servedNames
+}
 
+type servedNames struct {
 	mu    sync.Mutex
-	at    time.Time       // when types was read
-	types map[string]bool // never changed, only replaced
+	at    time.Time       // when names was read
+	names map[string]bool // never changed, only replaced
 }
 
 // NewServed returns a Served that reads the heartbeats of an installation's workers from Redis.
@@ -250,6 +254,42 @@ func NewServed(conn *redisx.Conn, space keyspace.Space) *Served {
 // does not answer within servedTimeout, or while another caller is asking it. The caller must not
 // change the map.
 func (s *Served) Types(ctx context.Context) (types map[string]bool, known bool) {
+	return s.types.read(ctx, func(ctx context.Context) (map[string]bool, error) {
+		workers, err := Workers(ctx, s.conn, s.space)
+		types := map[string]bool{}
+		for _, w := range workers {
+			for _, t := range w.Types {
+				types[t] = true
+			}
+		}
+		return types, err
+	})
+}
+
+// Reducers does the same as Types for the names of the reducers that live aggregators have.
+func (s *Served) Reducers(ctx context.Context) (ops map[string]bool, known bool) {
+	return s.reducers.read(ctx, func(ctx context.Context) (map[string]bool, error) {
+		return Reducers(ctx, s.conn, s.space, "aggregator")
+	})
+}
+
+// Reducers returns the names of the reducers that live processes of a role have, each of them true.
+func Reducers(ctx context.Context, conn *redisx.Conn, space keyspace.Space, role string) (map[string]bool, error) {
+	stages, err := Stages(ctx, conn, space)
+	ops := map[string]bool{}
+	for _, p := range stages {
+		if p.Role == role {
+			for _, op := range p.Reducers {
+				ops[op] = true
+			}
+		}
+	}
+	return ops, err
+}
+
+func (s *servedNames) read(
+	ctx context.Context, read func(context.Context) (map[string]bool, error),
+) (names map[string]bool, known bool) {
 	if !s.mu.TryLock() {
 		return nil, false
 	}
@@ -257,18 +297,13 @@ func (s *Served) Types(ctx context.Context) (types map[string]bool, known bool) 
 	if time.Since(s.at) >= servedMaxAge {
 		ctx, cancel := context.WithTimeout(ctx, servedTimeout)
 		defer cancel()
-		workers, err := Workers(ctx, s.conn, s.space)
+		names, err := read(ctx)
 		if err != nil {
 			return nil, false
 		}
-		s.at, s.types = time.Now(), map[string]bool{}
-		for _, w := range workers {
-			for _, t := range w.Types {
-				s.types[t] = true
-			}
-		}
+		s.at, s.names = time.Now(), names
 	}
-	return s.types, true
+	return s.names, true
 }
 
 // Capacity computes, from the reports of workers, how many jobs of each type fetchers and
