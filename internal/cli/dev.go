@@ -214,9 +214,10 @@ func roomNote(url string, demo bool) string {
 		page, todo = url+"/events/"+dev.DemoEvent+"/wait", "The shop that it protects: go run ./examples/protected-shop"
 	}
 	note := fmt.Sprintf("Waiting room at %s. %s", page, todo)
-	if defaultRoom := "127.0.0.1:8090"; os.Getenv("BULKACTION_BROKER_ADDR") == "" && !strings.HasSuffix(url, defaultRoom) &&
-		os.Getenv("BULKACTION_BROKER_PUBLIC_URL") == "" {
-		note += fmt.Sprintf("\nAnother process has the address %s. For the shop: export SHOP_BROKER_URL=%s", defaultRoom, url)
+	const usual = "127.0.0.1:8090"
+	chosen := os.Getenv("BULKACTION_BROKER_ADDR")+os.Getenv("BULKACTION_BROKER_PUBLIC_URL") != ""
+	if !chosen && !strings.HasSuffix(url, usual) {
+		note += fmt.Sprintf("\nAnother process has the address %s. For the shop: export SHOP_BROKER_URL=%s", usual, url)
 	}
 	return note
 }

@@ -291,7 +291,8 @@ func (s *roomFlags) apply(f *pflag.FlagSet, set *api.EventSettings) {
 		}
 	}
 	for name, to := range map[string]*string{
-		"on-close": &set.OnClose, "no-show": &set.NoShow, "preset": &set.Preset, "mode": &set.Mode, "return-url": &set.ReturnURL,
+		"on-close": &set.OnClose, "no-show": &set.NoShow, "preset": &set.Preset, "mode": &set.Mode,
+		"return-url": &set.ReturnURL,
 	} {
 		if f.Changed(name) {
 			*to = *s.texts[name]

@@ -93,7 +93,7 @@ func (m *RoomMetrics) ShowGauges(meter metric.Meter, pending func(ctx context.Co
 	m.streams = gauge("connections", "Open streams of this broker.")
 	m.pace = gauge("pace", "Promotions a second in the last minute, without those that filled free slots.")
 	m.pending = gauge("dispatch_pending", "Messages of the last half minute in the stream of this broker.")
-	m.lag = gauge("promotion_lag_ms", "Time for which nobody was promoted although a user waits, and a slot and a permit are free.")
+	m.lag = gauge("promotion_lag_ms", "Time without promotions although a user waits and a slot is free.")
 	m.late = gauge("promotion_late_events", "Events with a lag of promotion.")
 	all := []metric.Observable{m.waiting, m.away, m.slots, m.streams, m.pace, m.pending, m.lag, m.late}
 	must(meter.RegisterCallback(func(ctx context.Context, o metric.Observer) error {

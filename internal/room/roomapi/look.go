@@ -118,6 +118,6 @@ func (l *Look) setColor(color string) {
 	if (light+0.05)/0.05 > 1.05/(light+0.05) {
 		on = "#000"
 	}
-	l.css = fmt.Sprintf(":root { --brand: #%02x%02x%02x; --on-brand: %s; }\nmain { border-top: .375rem solid var(--brand); }\n",
-		rgb[0], rgb[1], rgb[2], on)
+	l.css = fmt.Sprintf(":root { --brand: #%02x%02x%02x; --on-brand: %s; }\n", rgb[0], rgb[1], rgb[2], on) +
+		"main { border-top: .375rem solid var(--brand); }\n"
 }

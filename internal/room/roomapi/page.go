@@ -57,8 +57,9 @@ func (f asset) serve(w http.ResponseWriter, _ *http.Request) error {
 	h := w.Header()
 	h.Set("Cache-Control", "public, max-age=31536000, immutable")
 	h.Set("Content-Type", f.contentType)
-	h.Set("Content-Security-Policy", "sandbox; default-src 'none'; style-src 'unsafe-inline'") // for a logo in SVG
-	_, _ = w.Write(f.body)                                                                     // an error means that the client has left
+	// A logo in SVG must not run scripts when it is opened by itself
+	h.Set("Content-Security-Policy", "sandbox; default-src 'none'; style-src 'unsafe-inline'")
+	_, _ = w.Write(f.body) // an error means that the client has left
 	return nil
 }
 
