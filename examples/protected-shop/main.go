@@ -56,10 +56,6 @@ func run(ctx context.Context, addr string, c config) error {
 		WriteTimeout: 20 * time.Second, IdleTimeout: time.Minute,
 	}
 	fmt.Printf("the shop is at http://%s/, its waiting room at %s\n", listener.Addr(), s.verifier.WaitURL())
-	if s.eventIsMissing(ctx, c.broker) {
-		fmt.Printf("there is no event %s yet, create it: bulkaction room set %[1]s --capacity 3 --return-url http://%s/buy\n",
-			c.event, listener.Addr())
-	}
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	select {

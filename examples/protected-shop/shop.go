@@ -52,22 +52,6 @@ func newShop(ctx context.Context, c config) (*shop, error) {
 	return s, err
 }
 
-// eventIsMissing reports whether the waiting room answers that it does not have the shop's event.
-func (s *shop) eventIsMissing(ctx context.Context, broker string) bool {
-	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
-	defer cancel()
-	q, err := http.NewRequestWithContext(ctx, http.MethodGet, broker+"/events/"+s.event, nil)
-	if err != nil {
-		return false
-	}
-	a, err := http.DefaultClient.Do(q)
-	if err != nil {
-		return false
-	}
-	_ = a.Body.Close()
-	return a.StatusCode == http.StatusNotFound
-}
-
 // keySender is an http.RoundTripper. It adds the API key to requests to the API's host, and to no
 // others.
 type keySender struct{ host, key string }
