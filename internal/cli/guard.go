@@ -122,7 +122,8 @@ func healthText(h api.GuardHealth) string {
 	if !h.Healthy {
 		memory += ". It forgets keys when that is full, and with them limits and leases: set maxmemory-policy to noeviction"
 	}
-	return fmt.Sprintf("Redis (%s) answers in %.1f ms; %s.", h.Redis.Role, h.Redis.PingMS, memory)
+	role := cmp.Or(h.Redis.Role, "role unknown")
+	return fmt.Sprintf("Redis (%s) answers in %.1f ms; %s.", role, h.Redis.PingMS, memory)
 }
 
 func newGuardShow(r *Root) *cobra.Command {
