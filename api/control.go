@@ -161,9 +161,12 @@ type Guard struct {
 	Name     string           `json:"name"` // KIND/NAME
 	Rev      int64            `json:"rev"`
 	Spec     GuardSpec        `json:"spec"`
-	Members  []GuardMember    `json:"members"`
+	Members  []GuardMember    `json:"members"` // none of a limiter
 	Queue    GuardQueue       `json:"queue"`
 	Counters map[string]int64 `json:"counters"` // granted, denied, queued, expired, stale, lost
+	// Keys are keys of a limiter, at most 100, if they were asked for. MoreKeys: there may be others.
+	Keys     []string `json:"keys,omitempty"`
+	MoreKeys bool     `json:"more_keys,omitempty"`
 }
 
 // GuardSpec is a stored spec. Permits 0 means that there is no limit, Failures 0 that there is no
@@ -219,6 +222,39 @@ type GuardSummary struct {
 	Leases   int64            `json:"leases"`
 	Queue    int64            `json:"queue"`    // calls that wait
 	Counters map[string]int64 `json:"counters"` // granted, denied, queued, expired, stale, lost
+}
+
+// GuardHealth is the state of the access to guards of the process that answers.
+type GuardHealth struct {
+	Healthy bool               `json:"healthy"` // Redis answers, and it can hold guards
+	Redis   GuardRedisHealth   `json:"redis"`
+	Pool    GuardPoolHealth    `json:"pool"`
+	Guards  []GuardNamedHealth `json:"guards"` // the last 10,000 that this process has used; no limiters
+}
+
+// GuardRedisHealth is what Redis answers to PING and INFO. On a Cluster it describes one master.
+type GuardRedisHealth struct {
+	Reachable   bool    `json:"reachable"`
+	Error       string  `json:"error,omitempty"`
+	PingMS      float64 `json:"ping_ms"`
+	Role        string  `json:"role,omitempty"`
+	Evicts      bool    `json:"evicts"`       // it forgets keys when its memory is full
+	MemoryRatio float64 `json:"memory_ratio"` // used memory / maxmemory; 0 without a maxmemory
+}
+
+// GuardPoolHealth is the connection pool of the Redis client.
+type GuardPoolHealth struct {
+	Total    uint32 `json:"total"`
+	Idle     uint32 `json:"idle"`
+	Stale    uint32 `json:"stale"`
+	Timeouts uint32 `json:"timeouts"`
+}
+
+// GuardNamedHealth is the state of one guard.
+type GuardNamedHealth struct {
+	Name          string `json:"name"` // KIND/NAME
+	Outage        bool   `json:"outage"`
+	MembersUsable int64  `json:"members_usable"` // that could be lent by the last reply; -1 = not known yet
 }
 
 // GuardAction is the answer to an action of an operator on a member of a guard.

@@ -46,6 +46,12 @@ const (
 	ModeSoldOut = "sold_out" // as closed: the stock is sold
 )
 
+// Values of EventSettings.Preset.
+const (
+	PresetStandard = "standard"
+	PresetStrict   = "strict"
+)
+
 // EventSettings are the settings of an event of the waiting room: the body of
 // PUT /v1/events/{event}. For a missing field without another default below, a variable BROKER_* of
 // the API's process has the default.
@@ -79,6 +85,10 @@ type EventSettings struct {
 	// NoShow says what happens to a promoted user without a connection: wait or release. With wait,
 	// the user keeps the slot for the time Ready. With release, the slot is free at once.
 	NoShow string `json:"no_show,omitempty"`
+	// Preset gives Grace, OnClose and NoShow other defaults: PresetStrict (whoever disconnects has
+	// left: 0, release and release), or PresetStandard, those of the variables BROKER_*. Answers do
+	// not have it, but the settings themselves.
+	Preset string `json:"preset,omitempty"`
 	// Mode is one of the Mode constants; "": the mode stays as it is, and a new event is open. But
 	// an event without seats becomes sold out, and a sold-out event that gets seats is open.
 	Mode string `json:"mode,omitempty"`

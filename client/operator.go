@@ -230,6 +230,17 @@ func (a *API) Guard(ctx context.Context, name string) (api.Guard, error) {
 	return doJSON[api.Guard](ctx, a, guardCall("get", http.MethodGet, name, ""))
 }
 
+// LimiterKeys returns a limiter, named limiter/NAME, with at most 100 of its keys.
+func (a *API) LimiterKeys(ctx context.Context, name string) (api.Guard, error) {
+	return doJSON[api.Guard](ctx, a, guardCall("get", http.MethodGet, name, "?keys=true"))
+}
+
+// GuardHealth returns how the process that serves the API reaches the guards.
+func (a *API) GuardHealth(ctx context.Context) (api.GuardHealth, error) {
+	return doJSON[api.GuardHealth](ctx, a,
+		apiCall{action: "get the health of guards", method: http.MethodGet, path: "/v1/guards/health"})
+}
+
 // ControlGuard carries out an action on one member of a guard. action is disable (no new lease),
 // enable, open or close (its circuit breaker), or take-back (its leases). A guard that is not a
 // pool has one member, "1". The call may be repeated, as the client does itself; then open begins
@@ -255,8 +266,8 @@ func guardCall(verb, method, name, rest string) apiCall {
 	}
 	for part := range strings.SplitSeq(name, "/") {
 		if !api.ValidID(part) {
-			c.invalid = fmt.Errorf("guard %q: must be NAME or KIND/NAME, where KIND is pool, breaker, lock, semaphore "+
-				"or key (key/NAME/KEY)", name)
+			c.invalid = fmt.Errorf("guard %q: must be NAME or KIND/NAME, where KIND is pool, breaker, lock, semaphore, "+
+				"limiter or key (key/NAME/KEY)", name)
 		}
 	}
 	return c

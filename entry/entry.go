@@ -92,7 +92,7 @@ type Config struct {
 	Online bool
 	APIURL string
 	// Refused answers a request without a valid token that is not sent to the waiting page, such as
-	// a form that was sent too late; nil: 403 with a problem document.
+	// a form that was sent too late; nil: 403 with a page (see Middleware) or a problem document.
 	Refused http.Handler
 	// HTTPClient fetches the public keys and makes the online checks; nil: a client with a time
 	// limit of 3 s. Redirects are not followed.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"html/template"
 	"log/slog"
 	"mime"
 	"net/http"
@@ -39,10 +40,12 @@ func Token(ctx context.Context) string {
 // Middleware calls next for requests with a valid token: in the cookie entry.EVENT, or in the
 // header Authorization as a bearer token. next finds the claims by FromContext.
 //
-// Without a valid token, a browser that asks for a page is sent to the waiting page (302), and any
-// other request gets 403 with a problem document that names this page in its field wait, or what
-// Config.Refused answers. If the token can't be checked at the moment, the answer is 503: the
-// waiting page would send the user back.
+// Without a valid token, a browser that asks for a page is sent to the waiting page (302). Any other
+// request, such as a form that was sent too late, gets what Config.Refused answers; without it 403,
+// with a page that links to the waiting page if the client accepts HTML, else with a problem
+// document that names the waiting page in its field wait. If the token can't be checked at the
+// moment, the answer is 503, again as a page or a problem document: the waiting page would send the
+// user back.
 func (v *Verifier) Middleware(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		a, err := v.admit(r)
@@ -102,12 +105,17 @@ func (v *Verifier) logRefusal(ctx context.Context, err error) {
 
 func (v *Verifier) refuse(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Cache-Control", "no-store")
-	if wantsPage(r) {
+	page := acceptsHTML(r)
+	if page && r.Method == http.MethodGet {
 		http.Redirect(w, r, v.WaitURL(), http.StatusFound)
 		return
 	}
 	if v.config.Refused != nil {
 		v.config.Refused.ServeHTTP(w, r)
+		return
+	}
+	if page {
+		writePage(w, r, http.StatusForbidden, "late", v.WaitURL())
 		return
 	}
 	writeProblem(w, problem{
@@ -121,16 +129,67 @@ const notAvailable = "entry tokens can't be checked at the moment: try again in 
 func unavailable(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("Retry-After", strconv.Itoa(int(2*firstInterval/time.Second)))
-	if wantsPage(r) {
-		http.Error(w, notAvailable, http.StatusServiceUnavailable)
+	if acceptsHTML(r) {
+		writePage(w, r, http.StatusServiceUnavailable, "unavailable", "")
 		return
 	}
 	writeProblem(w, problem{Status: http.StatusServiceUnavailable, Detail: notAvailable})
 }
 
-// wantsPage says whether the request is one of a browser for a page: a GET that accepts HTML.
-func wantsPage(r *http.Request) bool {
-	if r.Method != http.MethodGet {
+// pageTexts are the texts of writePage, by language and situation: headline, detail and link.
+var pageTexts = map[string]map[string][3]string{
+	"en": {
+		"late": {
+			"You are not inside any more", "What you sent was not accepted, because your time is over or you have not been " +
+				"let in. Queue again: you get in when it is your turn.", "Go to the waiting room",
+		},
+		"unavailable": {"One moment, please", "Your entry can't be checked at the moment, and nothing was done. Wait a few " +
+			"seconds and reload this page. If you have sent a form, send it again.", ""},
+	},
+	"ko": {
+		"late": {
+			"입장 시간이 끝났습니다", "시간이 만료되었거나 아직 입장하지 않아 요청이 처리되지 않았습니다. 다시 대기하면 차례가 되었을 때 " +
+				"입장합니다.", "대기실로 가기",
+		},
+		"unavailable": {"잠시만 기다려 주세요", "지금은 입장을 확인할 수 없어 요청이 처리되지 않았습니다. 몇 초 뒤에 페이지를 " +
+			"새로고침하거나 양식을 다시 보내 주세요.", ""},
+	},
+}
+
+var pageTemplate = template.Must(template.New("page").Parse(`<!DOCTYPE html>
+<html lang="{{.Lang}}">
+<head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark"><title>{{index .Text 0}}</title></head>
+<body><main><h1>{{index .Text 0}}</h1>
+<p>{{index .Text 1}}</p>
+{{if .Link}}<p><a href="{{.Link}}">{{index .Text 2}}</a></p>
+{{end}}</main></body>
+</html>
+`))
+
+// writePage answers with a page for people: in Korean if their browser asks for it first, otherwise
+// in English.
+func writePage(w http.ResponseWriter, r *http.Request, status int, situation, link string) {
+	lang := "en"
+	if strings.HasPrefix(strings.ToLower(r.Header.Get("Accept-Language")), "ko") {
+		lang = "ko"
+	}
+	h := w.Header()
+	h.Set("Content-Type", "text/html; charset=utf-8")
+	h.Set("Content-Language", lang)
+	h.Set("Content-Security-Policy", "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+	h.Set("X-Content-Type-Options", "nosniff")
+	w.WriteHeader(status)
+	_ = pageTemplate.Execute(w, struct { // an error means that the client has left
+		Lang, Link string
+		Text       [3]string
+	}{lang, link, pageTexts[lang][situation]})
+}
+
+// acceptsHTML says whether the client is a browser that shows the answer: it names HTML among what
+// it accepts. HEAD has no answer to show.
+func acceptsHTML(r *http.Request) bool {
+	if r.Method == http.MethodHead {
 		return false
 	}
 	for _, header := range r.Header.Values("Accept") {

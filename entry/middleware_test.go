@@ -98,13 +98,13 @@ func TestMiddlewareRefuses(t *testing.T) {
 		require.Equal(t, "no-store", w.Header().Get("Cache-Control"), name)
 	}
 	for name, w := range map[string]*httptest.ResponseRecorder{
-		"no Accept":         ask(v, "GET", nil),
-		"any":               ask(v, "GET", map[string]string{"Accept": "*/*"}),
-		"JSON":              ask(v, "GET", map[string]string{"Accept": "application/json"}),
-		"no HTML":           ask(v, "GET", map[string]string{"Accept": "text/html;q=0, */*"}),
-		"bad Accept":        ask(v, "GET", map[string]string{"Accept": ";;,/"}),
-		"POST of a browser": ask(v, "POST", page(), old),
-		"HEAD":              ask(v, "HEAD", page()),
+		"no Accept":        ask(v, "GET", nil),
+		"any":              ask(v, "GET", map[string]string{"Accept": "*/*"}),
+		"JSON":             ask(v, "GET", map[string]string{"Accept": "application/json"}),
+		"no HTML":          ask(v, "GET", map[string]string{"Accept": "text/html;q=0, */*"}),
+		"bad Accept":       ask(v, "GET", map[string]string{"Accept": ";;,/"}),
+		"POST of a script": ask(v, "POST", map[string]string{"Accept": "application/json, */*"}, old),
+		"HEAD":             ask(v, "HEAD", page()),
 	} {
 		require.Equal(t, http.StatusForbidden, w.Code, name)
 		require.Equal(t, "application/problem+json", w.Header().Get("Content-Type"), name)
@@ -112,6 +112,31 @@ func TestMiddlewareRefuses(t *testing.T) {
 		require.JSONEq(t, `{"type": "about:blank", "title": "Forbidden", "status": 403, "wait": "`+waitURL+`",
 			"detail": "this needs a valid entry token of the event spring-sale: enter its waiting room"}`, w.Body.String(), name)
 	}
+}
+
+// TestLateForm: a browser that sends a form without a valid token, or too late, gets a page that says
+// what to do.
+func TestLateForm(t *testing.T) {
+	t.Parallel()
+	s := newSigner(t)
+	v := newVerifier(t, entry.Config{Keys: []ed25519.PublicKey{s.public()}})
+	for name, w := range map[string]*httptest.ResponseRecorder{
+		"too late":   ask(v, "POST", map[string]string{"Accept": browser}, s.sign(t, -time.Minute)),
+		"never in":   ask(v, "POST", map[string]string{"Accept": browser, "Accept-Language": "en-US,ko;q=0.5"}),
+		"an upload":  ask(v, "PUT", map[string]string{"Accept": "text/html"}),
+		"in no time": ask(v, "DELETE", map[string]string{"Accept": browser, "Accept-Language": "fr"}),
+	} {
+		require.Equal(t, http.StatusForbidden, w.Code, name)
+		require.Equal(t, "text/html; charset=utf-8", w.Header().Get("Content-Type"), name)
+		require.Equal(t, "no-store", w.Header().Get("Cache-Control"), name)
+		require.Contains(t, w.Header().Get("Content-Security-Policy"), "default-src 'none'", name)
+		require.Contains(t, w.Body.String(), `<html lang="en">`, name)
+		require.Contains(t, w.Body.String(), "What you sent was not accepted", name)
+		require.Contains(t, w.Body.String(), `<a href="`+waitURL+`">Go to the waiting room</a>`, name)
+	}
+	w := ask(v, "POST", map[string]string{"Accept": browser, "Accept-Language": "ko-KR,ko;q=0.9"})
+	require.Contains(t, w.Body.String(), `">대기실로 가기</a>`)
+	require.Equal(t, "ko", w.Header().Get("Content-Language"))
 }
 
 func TestOwnRefusal(t *testing.T) {
@@ -145,7 +170,9 @@ func TestMiddlewareWithoutKeys(t *testing.T) {
 	w := ask(v, "GET", map[string]string{"Accept": browser}, token)
 	require.Equal(t, http.StatusServiceUnavailable, w.Code)
 	require.Equal(t, "2", w.Header().Get("Retry-After"))
-	require.Contains(t, w.Header().Get("Content-Type"), "text/plain")
+	require.Contains(t, w.Header().Get("Content-Type"), "text/html")
+	require.Contains(t, w.Body.String(), "reload this page")
+	require.Contains(t, ask(v, "POST", map[string]string{"Accept": browser}, token).Body.String(), "send it again")
 	w = ask(v, "POST", nil, token)
 	require.Equal(t, http.StatusServiceUnavailable, w.Code)
 	require.Contains(t, w.Body.String(), `"status":503`)

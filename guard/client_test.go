@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
@@ -498,6 +499,96 @@ func TestMistakes(t *testing.T) {
 	require.ErrorIs(t, err, ErrClosed)
 	_, err = l.Take(ctx, "k", 1)
 	require.ErrorIs(t, err, ErrClosed)
+}
+
+// TestLimitersAreListed: operators see the limit of a limiter after its first Take, and its keys when
+// they ask. What deals with members leaves limiters out. Of two calls, the first one registers.
+func TestLimitersAreListed(t *testing.T) {
+	redistest.Both(t, func(t *testing.T, url, prefix string) {
+		rdb, c := newTestClient(t, url, prefix)
+		ctx := t.Context()
+		l := c.Limiter("api", Bucket(300, time.Minute))
+		for n := range mostKeys {
+			_, err := l.Take(ctx, fmt.Sprintf("user-%03d", n), 1)
+			require.NoError(t, err)
+		}
+		list, err := c.List(ctx, Query{})
+		require.NoError(t, err)
+		require.Len(t, list.Guards, 1)
+		require.Equal(t, "limiter/api", list.Guards[0].Name)
+		list, err = c.List(ctx, Query{Kind: "limiter"})
+		require.NoError(t, err)
+		require.Len(t, list.Guards, 1)
+		v, err := c.Inspect(ctx, "limiter/api")
+		require.NoError(t, err)
+		require.Equal(t, "token", v.Spec.Limiter)
+		require.EqualValues(t, 300, v.Spec.Permits)
+		require.EqualValues(t, 60_000, v.Spec.WindowMS)
+		require.Empty(t, v.Members)
+		keys, more, err := c.Keys(ctx, "limiter/api")
+		require.NoError(t, err)
+		require.Len(t, keys, mostKeys)
+		require.Equal(t, "user-007", keys[7])
+		require.False(t, more)
+		_, err = l.Take(ctx, "another user", 1)
+		require.NoError(t, err)
+		keys, more, err = c.Keys(ctx, "limiter/api")
+		require.NoError(t, err)
+		require.Len(t, keys, mostKeys, "no more, however many there are")
+		require.True(t, more)
+
+		names, err := c.Guards(ctx, true)
+		require.NoError(t, err)
+		require.Empty(t, names)
+		require.NoError(t, c.Measure(ctx))
+		require.ErrorIs(t, c.Control(ctx, "limiter/api", "1", Disable), ErrUnknownMember)
+
+		key := l.g.keys[0] + "guard"
+		ttl, err := rdb.PTTL(ctx, key).Result()
+		require.NoError(t, err)
+		require.Greater(t, ttl, registeredFor-time.Minute, "a limiter that is used no more is forgotten")
+		require.NoError(t, rdb.Del(ctx, key).Err())
+		_, err = l.Take(ctx, "user-001", 1)
+		require.NoError(t, err)
+		_, err = c.Inspect(ctx, "limiter/api")
+		require.ErrorIs(t, err, ErrUnknownGuard, "a further call costs nothing")
+	})
+}
+
+// TestOpenTimeIsOver: a breaker whose open time has passed is shown as half-open, and its member as
+// free, although no call has changed them yet in Redis.
+func TestOpenTimeIsOver(t *testing.T) {
+	redistest.Both(t, func(t *testing.T, url, prefix string) {
+		_, c := newTestClient(t, url, prefix)
+		ctx := t.Context()
+		open := func(name string, openFor time.Duration) api.GuardMember {
+			done, err := c.Breaker(name, BreakerPolicy{Failures: 1, OpenFor: openFor, Successes: 1}).Allow(ctx)
+			require.NoError(t, err)
+			done(Failure)
+			v, err := c.Inspect(ctx, "breaker/"+name)
+			require.NoError(t, err)
+			return v.Members[0]
+		}
+		m := open("long", time.Hour)
+		require.Equal(t, []string{"open", "cooling"}, []string{m.Breaker, m.State})
+		require.Greater(t, time.Until(*m.OpenUntil), 50*time.Minute)
+		open("short", 10*time.Millisecond)
+		require.Eventually(t, func() bool {
+			v, err := c.Inspect(ctx, "breaker/short")
+			require.NoError(t, err)
+			m = v.Members[0]
+			return m.Breaker == "half_open"
+		}, 10*time.Second, time.Millisecond)
+		require.Equal(t, "free", m.State)
+		require.Nil(t, m.OpenUntil)
+		require.Nil(t, m.NextAt)
+		l, err := c.List(ctx, Query{Kind: "breaker"})
+		require.NoError(t, err)
+		for _, g := range l.Guards {
+			require.Equal(t, g.Name == "breaker/short", g.Free == 1, g.Name)
+			require.Equal(t, g.Name == "breaker/long", g.Cooling == 1, g.Name)
+		}
+	})
 }
 
 // TestPolicyRemovedWhileOpen: a new declaration takes the breaker away from a member whose breaker

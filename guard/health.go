@@ -16,40 +16,17 @@ import (
 	"github.com/redis/go-redis/v9"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
+
+	"github.com/bulkaction/bulkaction/api"
 )
 
-// Health is the state of this process's access to guards.
-type Health struct {
-	Healthy bool          `json:"healthy"` // Redis answers, and it can hold guards
-	Redis   RedisHealth   `json:"redis"`
-	Pool    PoolHealth    `json:"pool"`
-	Guards  []NamedHealth `json:"guards"` // the last 10,000 that this process has used; no limiters
-}
-
-// RedisHealth is what Redis answers to PING and INFO. On a Cluster it describes one master.
-type RedisHealth struct {
-	Reachable   bool    `json:"reachable"`
-	Error       string  `json:"error,omitempty"`
-	PingMS      float64 `json:"ping_ms"`
-	Role        string  `json:"role,omitempty"`
-	Evicts      bool    `json:"evicts"`       // it forgets keys when its memory is full
-	MemoryRatio float64 `json:"memory_ratio"` // used memory / maxmemory; 0 without a maxmemory
-}
-
-// PoolHealth is the connection pool of the Redis client.
-type PoolHealth struct {
-	Total    uint32 `json:"total"`
-	Idle     uint32 `json:"idle"`
-	Stale    uint32 `json:"stale"`
-	Timeouts uint32 `json:"timeouts"`
-}
-
-// NamedHealth is the state of one guard.
-type NamedHealth struct {
-	Name          string `json:"name"` // KIND/NAME
-	Outage        bool   `json:"outage"`
-	MembersUsable int64  `json:"members_usable"` // that could be lent by the last reply; -1 = not known yet
-}
+// What Health returns.
+type (
+	Health      = api.GuardHealth
+	RedisHealth = api.GuardRedisHealth
+	PoolHealth  = api.GuardPoolHealth
+	NamedHealth = api.GuardNamedHealth
+)
 
 // Health sends PING and INFO to Redis and reports what it finds. It never fails: what is wrong is
 // in the report.
@@ -63,7 +40,7 @@ func (o operations) Health(ctx context.Context) Health {
 		h.Redis.Reachable = true
 		h.Redis.PingMS = ms(time.Since(began))
 		info, _ := c.rdb.Info(ctx).Result() // without it the report is shorter
-		h.Redis.read(info)
+		readInfo(&h.Redis, info)
 	}
 	if s := c.rdb.PoolStats(); s != nil {
 		h.Pool = PoolHealth{Total: s.TotalConns, Idle: s.IdleConns, Stale: s.StaleConns, Timeouts: s.Timeouts}
@@ -80,7 +57,7 @@ func (o operations) Health(ctx context.Context) Health {
 	return h
 }
 
-func (r *RedisHealth) read(info string) {
+func readInfo(r *RedisHealth, info string) {
 	var used, most float64
 	lines := bufio.NewScanner(strings.NewReader(info))
 	for lines.Scan() {
@@ -171,7 +148,7 @@ func (o operations) Measure(ctx context.Context) error {
 		m.cursor, m.next = "", nil // the servers may have changed
 		return err
 	}
-	m.next = append(m.next, names...)
+	m.next = append(m.next, withMembers(names)...)
 	m.next = m.next[:min(len(m.next), mostKnown)]
 	if m.cursor = next; next == "" {
 		m.known, m.next = m.next, nil

@@ -90,15 +90,22 @@ func readPage(v *api.Guard, reply any, first bool) (int, error) {
 		m := api.GuardMember{
 			ID: row.Text(), State: row.Text(), Breaker: breakerNames[row.Text()], Failures: row.Number(),
 		}
-		openUntil := row.Number()
-		if m.Breaker == "open" {
+		switch openUntil := row.Number(); {
+		case m.Breaker != "open":
+		case openUntil > at:
 			m.OpenUntil = wall(openUntil)
+		default:
+			m.Breaker = breakerNames["H"] // its time is over, so the next call is a probe
 		}
 		m.Held = row.Number()
 		if left := row.Number(); left >= 0 {
 			m.Left = &left
 		}
-		m.NextAt, m.LastUsedAt, m.Uses = wall(row.Number()), wall(row.Number()), row.Number()
+		due := row.Number()
+		if m.State == "cooling" && due <= at {
+			m.State, due = "free", 0 // the next call lends it
+		}
+		m.NextAt, m.LastUsedAt, m.Uses = wall(due), wall(row.Number()), row.Number()
 		row.Skip() // what the script needs of a breaker and a limit
 		v.Members = append(v.Members, m)
 		n++
@@ -184,6 +191,9 @@ func (o operations) Control(ctx context.Context, guard, member string, do Action
 	if err := checkMember(member); err != nil {
 		return fmt.Errorf("guard %s: %w", guard, err)
 	}
+	if g.kind == kindLimiter {
+		return fmt.Errorf("guard %s: a limiter has no members: %w", guard, ErrUnknownMember)
+	}
 	if !slices.Contains(Actions, do) {
 		return fmt.Errorf("guard %s: %w", guard,
 			invalid("action %.40q: must be disable, enable, open, close or take-back", string(do)))
@@ -216,7 +226,7 @@ func (o operations) Control(ctx context.Context, guard, member string, do Action
 }
 
 // Kinds lists the kinds of guards: the first parts of the names KIND/NAME.
-var Kinds = []string{kindPool, kindBreaker, kindLock, kindSemaphore, kindKey}
+var Kinds = []string{kindPool, kindBreaker, kindLock, kindSemaphore, kindLimiter, kindKey}
 
 // ParseName splits the name of a guard into its kind and the rest: KIND/NAME, key/NAME/KEY, or a
 // NAME alone, which is that of a pool. ok is false for any other text.
@@ -241,8 +251,8 @@ func ParseName(name string) (kind, rest string, ok bool) {
 func (o operations) named(name string) (*shared, error) {
 	kind, rest, ok := ParseName(name)
 	if !ok {
-		return nil, invalid("guard %.300q: must be NAME or KIND/NAME, where KIND is pool, breaker, lock, semaphore "+
-			"or key (key/NAME/KEY)", name)
+		return nil, invalid("guard %.300q: must be NAME or KIND/NAME, where KIND is pool, breaker, lock, semaphore, "+
+			"limiter or key (key/NAME/KEY)", name)
 	}
 	return newShared(o.c, kind, rest), nil
 }

@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"golang.org/x/time/rate"
 
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
@@ -25,7 +27,9 @@ type Limiter struct {
 	rate   Rate
 	outage Outage
 	broken error
-	g      *shared // its circuit and its metric label; it has no members
+	g      *shared // its circuit, its metric label, and the key where it is registered
+
+	registerAt atomic.Int64 // Unix time in ns from which the next call registers it
 
 	localRate Rate
 	mu        sync.Mutex
@@ -48,7 +52,7 @@ func (o OutageOption) toBreaker(s *Spec)    { s.OnOutage = o.outage }
 // Limiter returns a limiter. Each key has the limit r of its own. A mistake in the name, in r or in
 // an option is an error of each Take.
 func (c *Client) Limiter(name string, r Rate, o ...LimiterOption) *Limiter {
-	l := &Limiter{c: c, name: name, rate: r, outage: Open, g: newShared(c, kindLimit, name)}
+	l := &Limiter{c: c, name: name, rate: r, outage: Open, g: newShared(c, kindLimiter, name)}
 	l.g.label = c.meter.label(name)
 	for _, option := range o {
 		option.toLimiter(l)
@@ -140,7 +144,34 @@ func (l *Limiter) take(ctx context.Context, key string, n int) (Decision, error)
 	d.RetryAfter = time.Duration(r.Number()) * time.Microsecond
 	d.ResetAfter = time.Duration(r.Number()) * time.Microsecond
 	d.At = time.UnixMicro(r.Number())
+	l.register(ctx)
 	return call.Done(r, d)
+}
+
+// A limiter is registered for registeredFor, and again when half of that has passed.
+const registeredFor = time.Hour
+
+// register stores the limit as that of a guard without members, so that List and Inspect find it
+// until an hour after its last use. A call of Take in half an hour does this, so it costs nothing.
+// If it fails, only operators miss something, and a call half a minute later tries again.
+func (l *Limiter) register(ctx context.Context) {
+	now := time.Now()
+	at := l.registerAt.Load()
+	if now.UnixNano() < at || !l.registerAt.CompareAndSwap(at, now.Add(registeredFor/2).UnixNano()) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	key := l.g.keys[0] + "guard" // of the same form as that of other guards
+	_, err := l.c.rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
+		p.HSet(ctx, key, "spec", Spec{Rate: l.rate}.pack(registeredFor))
+		p.PExpire(ctx, key, registeredFor)
+		return nil
+	})
+	if err != nil {
+		l.registerAt.Store(now.Add(30 * time.Second).UnixNano())
+		l.c.cfg.logger.Debug("guard: a limiter could not be registered", "guard", l.name, "error", err)
+	}
 }
 
 // storedKey returns a key as it is stored: itself, or its SHA-256 in hex if it is no valid id.

@@ -20,7 +20,7 @@ import (
 
 // Query selects a page of guards.
 type Query struct {
-	Kind   string // pool, breaker, lock, semaphore or key; "" = all kinds but key
+	Kind   string // one of Kinds; "" = all kinds but key
 	Cursor string // of the page before; "" = the first page
 	Limit  int    // the most guards on the page; 0 = 50, at most 1,000
 }
@@ -42,7 +42,7 @@ const (
 // expires, while pages are read may be missing, and a guard may be on two pages.
 func (o operations) List(ctx context.Context, q Query) (api.GuardList, error) {
 	if q.Kind != "" && !slices.Contains(Kinds, q.Kind) {
-		return api.GuardList{}, invalid("kind %.40q: must be pool, breaker, lock, semaphore or key", q.Kind)
+		return api.GuardList{}, invalid("kind %.40q: must be %s", q.Kind, strings.Join(Kinds, ", "))
 	}
 	q.Limit = min(cmp.Or(max(q.Limit, 0), fewListed), mostListed)
 	names, next, err := o.names(ctx, q)
@@ -70,8 +70,9 @@ func (o operations) List(ctx context.Context, q Query) (api.GuardList, error) {
 	return l, nil
 }
 
-// Guards returns the names (KIND/NAME) of all guards of this prefix, sorted. Those of a PerKey, one
-// for each key, are left out unless keys is set. It goes over the names of all keys in Redis.
+// Guards returns the names (KIND/NAME) of all guards with members of this prefix, sorted. Those of a
+// PerKey, one for each key, are left out unless keys is set. It goes over the names of all keys in
+// Redis.
 func (o operations) Guards(ctx context.Context, keys bool) ([]string, error) {
 	var all []string
 	for _, q := range []Query{{}, {Kind: kindKey}} {
@@ -84,7 +85,7 @@ func (o operations) Guards(ctx context.Context, keys bool) ([]string, error) {
 			if err != nil {
 				return nil, err
 			}
-			all = append(all, names...)
+			all = append(all, withMembers(names)...)
 			if q.Cursor = next; next == "" {
 				break
 			}
@@ -92,6 +93,44 @@ func (o operations) Guards(ctx context.Context, keys bool) ([]string, error) {
 	}
 	slices.Sort(all)
 	return slices.Compact(all), nil
+}
+
+// withMembers returns the names without those of limiters.
+func withMembers(names []string) []string {
+	return slices.DeleteFunc(names, func(name string) bool { return strings.HasPrefix(name, kindLimiter+"/") })
+}
+
+// mostKeys is how many keys of a limiter Keys returns at most.
+const mostKeys = 100
+
+// Keys returns keys of a limiter, at most 100, by the name of the guard: limiter/NAME. A key is
+// known from its first Take until a minute after all of its permits are there again. more is true
+// if there may be others: Keys searches at most 100,000 keys of Redis.
+func (o operations) Keys(ctx context.Context, name string) (keys []string, more bool, err error) {
+	prefix := o.c.cfg.prefix
+	pattern := keyspace.LimiterPattern(prefix, strings.TrimPrefix(name, kindLimiter+"/"))
+	servers, err := masters(ctx, o.c.rdb)
+	for step, cursor := 0, uint64(0); err == nil && len(servers) > 0; step++ {
+		var found []string
+		found, cursor, err = servers[0].Scan(ctx, cursor, pattern, scanCount).Result()
+		for _, key := range found {
+			_, key, _ = strings.Cut(strings.TrimPrefix(key, prefix), "/") // limit:{NAME/KEY}
+			keys = append(keys, strings.TrimSuffix(key, "}"))
+		}
+		if cursor == 0 {
+			servers = servers[1:]
+		}
+		if len(keys) > mostKeys || step == scanSteps && len(servers) > 0 {
+			more = true
+			break
+		}
+	}
+	if unavailable, _ := outage(err); unavailable {
+		err = fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
+	slices.Sort(keys)
+	keys = slices.Compact(keys)
+	return keys[:min(len(keys), mostKeys)], more, err
 }
 
 // position is where a page of List begins: the server, the cursor of SCAN on it, and the last name

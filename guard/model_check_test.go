@@ -404,7 +404,7 @@ func (m *model) equalView(reply any) {
 	sizes, rows, leases, waiters, at := list(parts[1]), list(parts[2]), list(parts[3]), list(parts[4]), parts[5]
 	m.equal(m.ref.now, at, "guard time")
 	m.equal(fmt.Sprint([]int{
-		len(m.ref.members), m.ref.free(), m.ref.cooling(), len(m.ref.leases), len(m.ref.queue), len(m.ref.clients),
+		len(m.ref.members), m.ref.free() + m.ref.due(), m.ref.cooling() - m.ref.due(), len(m.ref.leases), len(m.ref.queue), len(m.ref.clients),
 	}), fmt.Sprint(sizes), "sizes")
 	m.equal(len(m.ref.leases), len(leases), "leases")
 	m.equal(len(m.ref.queue), len(waiters), "waiters")
@@ -425,6 +425,17 @@ func (m *model) equalView(reply any) {
 			of.override,
 		}), fmt.Sprint(row), "a member")
 	}
+}
+
+// due returns how many cooling members may be lent by now.
+func (g *reference) due() int {
+	n := 0
+	for _, m := range g.members {
+		if m.where == "cooling" && m.due <= g.now {
+			n++
+		}
+	}
+	return n
 }
 
 func (g *reference) cooling() int {

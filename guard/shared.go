@@ -23,7 +23,7 @@ const (
 	kindLock      = "lock"
 	kindSemaphore = "semaphore"
 	kindKey       = "key"
-	kindLimit     = "limit" // of a Limiter, which has no members
+	kindLimiter   = "limiter" // it has no members
 )
 
 // onlyMember is the member of each guard but a pool.

@@ -149,9 +149,10 @@ func newDev(r *Root) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "dev",
 		Short: "Run all roles in one process, on an embedded Redis or on --redis-url",
-		Long: "Run all roles in one process, for development. Without --redis-url they use an embedded Redis, which\n" +
-			"keeps nothing: its data is lost at the end. It listens at 127.0.0.1:6379, or at a free port if that\n" +
-			"is taken. All other settings come from the environment. It logs as text, or with --json as JSON.",
+		Long: "Run all roles in one process, for development, and a broker of the waiting room. Without --redis-url\n" +
+			"they use an embedded Redis, which keeps nothing: its data is lost at the end. It listens at\n" +
+			"127.0.0.1:6379, the broker at 127.0.0.1:8090; each takes a free port if its own is taken. All other\n" +
+			"settings come from the environment. It logs as text, or with --json as JSON.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkDev(cmd.Context(), o.RedisURL, o.Addr); err != nil {
@@ -166,11 +167,11 @@ func newDev(r *Root) *cobra.Command {
 			}
 			embedded, mail := o.RedisURL == "", unreachableMailServer(cmd.Context())
 			withKeys := asksForKeys(o.Environ, o.Addr)
-			o.Started = func(api, redis string) {
-				redis = withoutPassword(redis)
-				at := scheme() + api
+			o.Started = func(addresses dev.Addresses) {
+				redis := withoutPassword(addresses.Redis)
+				at := scheme() + addresses.API
 				if r.JSON {
-					address := map[string]string{"api": at, "redis": redis}
+					address := map[string]string{"api": at, "redis": redis, "room": addresses.Room}
 					if servesConsole() {
 						address["console"] = at + consolePath
 					}
@@ -190,23 +191,35 @@ func newDev(r *Root) *cobra.Command {
 				if note := otherRedis(redis); embedded && note != "" {
 					r.Notef("%s", note)
 				}
+				r.Notef("%s", roomNote(addresses.Room, o.Rooms))
 				if mail != "" {
 					r.Notef("No mail server accepts connections at %s, so jobs of the type SEND_EMAIL will fail. "+
 						"Set BULKACTION_SMTP_HOST and BULKACTION_SMTP_PORT, or use `bulkaction demo`, which starts "+
 						"a mail sink.", mail)
 				}
 			}
-			o.RoomStarted = func(url string) {
-				r.Notef("Waiting room at %s/events/%s/wait; the shop that it protects: go run ./examples/protected-shop",
-					url, dev.DemoEvent)
-			}
 			return ended(dev.Run(cmd.Context(), o))
 		},
 	}
 	cmd.Flags().StringVar(&o.RedisURL, "redis-url", "", "Redis to use instead of the embedded one")
-	cmd.Flags().BoolVar(&o.Rooms, "rooms", false, "run a broker of the waiting room, too, with the event demo")
+	cmd.Flags().BoolVar(&o.Rooms, "rooms", false, "create the event demo of the waiting room, for examples/protected-shop")
 	cmd.Flags().StringVar(&o.Addr, "addr", "", "address of the API (default 127.0.0.1:8080)")
 	return cmd
+}
+
+// roomNote says where the waiting room is, and what to do there first.
+func roomNote(url string, demo bool) string {
+	page, todo := url+"/events/EVENT/wait", "Create an event: bulkaction room set EVENT --capacity 3"
+	if demo {
+		page, todo = url+"/events/"+dev.DemoEvent+"/wait", "The shop that it protects: go run ./examples/protected-shop"
+	}
+	note := fmt.Sprintf("Waiting room at %s. %s", page, todo)
+	const usual = "127.0.0.1:8090"
+	chosen := os.Getenv("BULKACTION_BROKER_ADDR")+os.Getenv("BULKACTION_BROKER_PUBLIC_URL") != ""
+	if !chosen && !strings.HasSuffix(url, usual) {
+		note += fmt.Sprintf("\nAnother process has the address %s. For the shop: export SHOP_BROKER_URL=%s", usual, url)
+	}
+	return note
 }
 
 // asksForKeys reports whether an API with this environment and this --addr asks for API keys.

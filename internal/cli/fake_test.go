@@ -34,8 +34,9 @@ type fakeAPI struct {
 	groups          map[string]*fakeGroup
 	calls           []string // method and path
 	queries         []string // of appends, and of lists of dead letters
-	busyAppends     int      // number of appends to refuse with 429
-	retryAfter      string   // header of these answers; "" is 0
+	health          api.GuardHealth
+	busyAppends     int    // number of appends to refuse with 429
+	retryAfter      string // header of these answers; "" is 0
 	audit           api.AuditState
 	history         api.History
 	deadLetterCount int  // number of dead letters

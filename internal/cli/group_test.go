@@ -262,7 +262,7 @@ func (f *fakeAPI) listGuards(w http.ResponseWriter, r *http.Request) {
 			Counters: map[string]int64{"granted": 1234567, "denied": 5, "lost": 2},
 		}}})
 	default:
-		reply(w, http.StatusOK, api.GuardList{Guards: []api.GuardSummary{{Name: "lock/a"}, {Name: "pool/smtp"}}})
+		reply(w, http.StatusOK, api.GuardList{Guards: []api.GuardSummary{{Name: "lock/a"}, {Name: "pool/smtp"}, {Name: "limiter/api"}}})
 	}
 }
 
@@ -284,6 +284,18 @@ func fakeGuard(name string) api.Guard {
 }
 
 func (f *fakeAPI) showGuard(w http.ResponseWriter, r *http.Request) {
+	switch r.PathValue("name") {
+	case "health":
+		reply(w, http.StatusOK, f.health)
+		return
+	case "limiter/api":
+		v := api.Guard{Name: "limiter/api", Spec: api.GuardSpec{Limiter: "token", Permits: 5, WindowMS: 1000, Burst: 10}}
+		if r.URL.Query().Get("keys") == "true" {
+			v.Keys, v.MoreKeys = []string{"user-1", "user-2"}, true
+		}
+		reply(w, http.StatusOK, v)
+		return
+	}
 	if r.PathValue("name") == "none" {
 		problem(w, http.StatusNotFound, "guard none: no such guard")
 		return
@@ -308,10 +320,16 @@ func TestGuardLs(t *testing.T) {
 	got := f.exec(t.Context(), console{outIsTerm: true}, "guard", "ls")
 	require.Equal(t, exitOK, got.code, got.err)
 	lines := strings.Split(strings.TrimSpace(got.out), "\n")
-	require.Len(t, lines, 3, "sorted, and each guard once")
+	require.Len(t, lines, 4, "sorted, and each guard once")
+	require.Contains(t, got.err, "Redis does not answer: guards follow their outage policies.")
 	require.Equal(t, "GUARD MEMBERS FREE COOLING LEASES QUEUE GRANTED DENIED LOST", strings.Join(strings.Fields(lines[0]), " "))
-	require.Equal(t, "lock/a 0 0 0 0 0 0 0 0", strings.Join(strings.Fields(lines[1]), " "))
-	require.Equal(t, "pool/smtp 40 3 30 7 1,234 1,234,567 5 2", strings.Join(strings.Fields(lines[2]), " "))
+	require.Equal(t, "lock/a 0 0 0 0 0 0 0 0", strings.Join(strings.Fields(lines[2]), " "))
+	require.Equal(t, "limiter/api - - - - - - - -", strings.Join(strings.Fields(lines[1]), " "))
+	require.Equal(t, "pool/smtp 40 3 30 7 1,234 1,234,567 5 2", strings.Join(strings.Fields(lines[3]), " "))
+	f.health = api.GuardHealth{Healthy: true, Redis: api.GuardRedisHealth{Reachable: true, PingMS: 0.34, Role: "master", MemoryRatio: 0.257}}
+	require.Contains(t, f.exec(t.Context(), console{}, "guard", "ls").err, "Redis (master) answers in 0.3 ms; its memory is 26% full.")
+	f.health.Healthy, f.health.Redis.Evicts, f.health.Redis.MemoryRatio = false, true, 0
+	require.Contains(t, f.exec(t.Context(), console{}, "guard", "ls").err, "its memory has no limit. It forgets keys when that is full")
 	got = f.exec(t.Context(), console{}, "guard", "ls", "--kind", "key", "--json")
 	require.Equal(t, `{"name":"key/hosts/a","rev":0,"members":0,"free":0,"cooling":0,"leases":0,"queue":0,"counters":null}`+"\n", got.out)
 	f.exec(t.Context(), console{}, "guard", "ls", "--kind", "keys").ends(t, exitUsage, `--kind "keys": must be one of pool`)
@@ -331,6 +349,10 @@ func TestGuardShow(t *testing.T) {
 		require.Contains(t, strings.Join(strings.Fields(got.out), " "), line)
 	}
 	require.Contains(t, f.exec(t.Context(), console{}, "guard", "show", "lock/a", "--json").out, `{"name":"lock/a","rev":3,`)
+	got = f.exec(t.Context(), console{}, "guard", "show", "limiter/api")
+	require.Equal(t, "Guard limiter/api Limit 5 per 1s, bursts of 10, for each key", strings.Join(strings.Fields(got.out), " "))
+	got = f.exec(t.Context(), console{}, "guard", "show", "limiter/api", "--keys")
+	require.Contains(t, strings.Join(strings.Fields(got.out), " "), "for each key KEY user-1 user-2 …")
 	f.exec(t.Context(), console{}, "guard", "show", "none").ends(t, exitError, "`bulkaction guard ls` lists")
 	for _, args := range [][]string{nil, {"a", "b"}, {"a b"}, {"pools/a"}} {
 		require.Equal(t, exitUsage, f.exec(t.Context(), console{}, append([]string{"guard", "show"}, args...)...).code, args)

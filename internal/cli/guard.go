@@ -53,7 +53,8 @@ func newGuard(r *Root) *cobra.Command {
 	cmd := parentCommand("guard", "List and show guards; disable, enable and take back their members", all...)
 	cmd.Long = "List and show guards: the limits, circuit breakers, pools, locks and queues that processes share.\n" +
 		"GUARD is KIND/NAME, for example lock/report; a NAME alone is that of a pool. KIND is pool, breaker,\n" +
-		"lock, semaphore or key (key/NAME/KEY). Guards that are not pools have one member, 1."
+		"lock, semaphore, limiter or key (key/NAME/KEY). A limiter has keys and no members; other guards that are\n" +
+		"not pools have one member, 1."
 	return cmd
 }
 
@@ -78,6 +79,11 @@ func newGuardLs(r *Root) *cobra.Command {
 			}
 			slices.SortFunc(all, func(a, b api.GuardSummary) int { return cmp.Compare(a.Name, b.Name) })
 			all = slices.CompactFunc(all, func(a, b api.GuardSummary) bool { return a.Name == b.Name })
+			if !r.JSON {
+				if h, err := a.GuardHealth(ctx); err == nil { // a server of an older version has no health
+					r.Notef("%s", healthText(h))
+				}
+			}
 			sorted := everyPage(func(string) ([]api.GuardSummary, string, error) { return all, "", nil })
 			return printLines(r, sorted, &columns[api.GuardSummary]{
 				none: "No guard yet. Guards of your own are listed if you create them with the API's " +
@@ -85,6 +91,9 @@ func newGuardLs(r *Root) *cobra.Command {
 				format: "%-32v %8v %8v %8v %8v %8v %12v %12v %8v",
 				head:   []any{"GUARD", "MEMBERS", "FREE", "COOLING", "LEASES", "QUEUE", "GRANTED", "DENIED", "LOST"},
 				cells: func(g api.GuardSummary) []any {
+					if isLimiter(g.Name) { // it has none of these
+						return []any{g.Name, "-", "-", "-", "-", "-", "-", "-", "-"}
+					}
 					return []any{
 						g.Name, thousands(g.Members), thousands(g.Free), thousands(g.Cooling), thousands(g.Leases),
 						thousands(g.Queue), thousands(g.Counters["granted"]), thousands(g.Counters["denied"]),
@@ -99,9 +108,28 @@ func newGuardLs(r *Root) *cobra.Command {
 	return cmd
 }
 
+func isLimiter(guard string) bool { return strings.HasPrefix(guard, "limiter/") }
+
+// healthText says how the API's process reaches the guards.
+func healthText(h api.GuardHealth) string {
+	if !h.Redis.Reachable {
+		return "Redis does not answer: guards follow their outage policies. " + h.Redis.Error
+	}
+	memory := "its memory has no limit"
+	if h.Redis.MemoryRatio > 0 {
+		memory = fmt.Sprintf("its memory is %.0f%% full", h.Redis.MemoryRatio*100)
+	}
+	if !h.Healthy {
+		memory += ". It forgets keys when that is full, and with them limits and leases: set maxmemory-policy to noeviction"
+	}
+	role := cmp.Or(h.Redis.Role, "role unknown")
+	return fmt.Sprintf("Redis (%s) answers in %.1f ms; %s.", role, h.Redis.PingMS, memory)
+}
+
 func newGuardShow(r *Root) *cobra.Command {
-	return &cobra.Command{
-		Use:   "show GUARD",
+	keys := false
+	cmd := &cobra.Command{
+		Use:   "show GUARD [--keys]",
 		Short: "Show a guard: its limits, members, queue and counters",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
@@ -110,16 +138,22 @@ func newGuardShow(r *Root) *cobra.Command {
 			return checkGuard(args[0])
 		},
 		RunE: ask(r, func(ctx context.Context, a *client.API, args []string) (api.Guard, error) {
-			v, err := a.Guard(ctx, args[0])
+			read := a.Guard
+			if keys {
+				read = a.LimiterKeys
+			}
+			v, err := read(ctx, args[0])
 			return v, hintGuard(ctx, a, args[0], err)
 		}, guardRows),
 	}
+	cmd.Flags().BoolVar(&keys, "keys", false, "of a limiter: also show keys in use, at most 100")
+	return cmd
 }
 
 func checkGuard(name string) error {
 	if _, _, ok := guard.ParseName(name); !ok {
-		return usagef("guard %q: must be NAME or KIND/NAME, where KIND is pool, breaker, lock, semaphore or key "+
-			"(key/NAME/KEY)", name)
+		return usagef("guard %q: must be NAME or KIND/NAME, where KIND is pool, breaker, lock, semaphore, "+
+			"limiter or key (key/NAME/KEY)", name)
 	}
 	return nil
 }
@@ -169,6 +203,19 @@ func hintGuard(ctx context.Context, a *client.API, name string, err error) error
 // guardRows adds all data of a guard to the table.
 func guardRows(t table, v api.Guard) {
 	t.row("Guard", v.Name)
+	if isLimiter(v.Name) {
+		t.row("Limit", guardLimitText(v.Spec)+", for each key")
+		if len(v.Keys) > 0 {
+			t.section("KEY")
+		}
+		for _, key := range v.Keys {
+			t.row(key)
+		}
+		if v.MoreKeys {
+			t.row("…")
+		}
+		return
+	}
 	t.row("Declaration", v.Rev)
 	t.row("Limit", guardLimitText(v.Spec))
 	t.row("Breaker", breakerText(v.Spec))

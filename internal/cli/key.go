@@ -230,6 +230,8 @@ func expiryText(r apikey.Record) string {
 		return "never"
 	case r.ReplacedBy != "":
 		return formatTime(r.ExpiresAt) + ", replaced by " + r.ReplacedBy
+	case time.Now().After(r.ExpiresAt):
+		return "expired at " + formatTime(r.ExpiresAt)
 	}
 	return formatTime(r.ExpiresAt)
 }

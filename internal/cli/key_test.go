@@ -416,3 +416,12 @@ func TestACLPasswords(t *testing.T) {
 		require.Empty(t, r.out, args)
 	}
 }
+
+// TestExpiredKey: a time that is over is not shown as one to come.
+func TestExpiredKey(t *testing.T) {
+	at := time.Unix(1, 0)
+	require.Equal(t, "expired at "+formatTime(at), expiryText(apikey.Record{ExpiresAt: at}))
+	at = time.Now().Add(time.Hour)
+	require.Equal(t, formatTime(at), expiryText(apikey.Record{ExpiresAt: at}))
+	require.Equal(t, "never", expiryText(apikey.Record{}))
+}

@@ -171,6 +171,16 @@ func TestRoomSetAndShow(t *testing.T) {
 	require.Equal(t, int64(9), *v.Capacity, "--clear keeps it")
 	require.Equal(t, []int64{0, 41, 42, 43, 44}, f.revs, "a change between the look and the command is refused")
 
+	got = f.exec(console{}, "set", "sale", "--grace", "5s", "--no-show", "wait")
+	require.Contains(t, words(got.out), "grace 5s retention 24h0m0s on-close keep no-show wait")
+	got = f.exec(console{}, "set", "sale", "--preset", "strict")
+	require.Contains(t, words(got.out), "grace 0s retention 24h0m0s on-close release no-show release", "one flag for three settings")
+	got = f.exec(console{}, "set", "sale", "--preset", "strict", "--grace", "10s")
+	require.Contains(t, words(got.out), "grace 10s retention 24h0m0s on-close release no-show release", "and the others as given")
+	got = f.exec(console{}, "set", "sale", "--preset", "standard")
+	require.Contains(t, words(got.out), "grace 1m0s retention 24h0m0s on-close keep no-show wait")
+	f.exec(console{}, "set", "sale", "--preset", "lax").ends(t, exitUsage, "--preset lax: must be standard or strict")
+
 	got = f.exec(console{}, "set", "seats", "--ready", "5s")
 	require.Equal(t, exitOK, got.code, got.err)
 	require.Contains(t, words(got.out), "0 of unknown in use")

@@ -157,7 +157,8 @@ func newRoomSet(r *Root) *cobra.Command {
 			"a flag stay unchanged; with --clear they get their defaults, and only capacity and mode stay. If\n" +
 			"somebody else changes the event at the same time, the command fails and changes nothing.",
 		Example: "  bulkaction room set concert --capacity 200 --stock 12000 --return-url http://127.0.0.1:8081/buy\n" +
-			"  bulkaction room set concert --rate 5 --grace 2m",
+			"  bulkaction room set concert --rate 5 --grace 2m\n" +
+			"  bulkaction room set concert --preset strict",
 		Args: requireID("event"),
 	}
 	s.register(cmd.Flags())
@@ -221,7 +222,9 @@ func (s *roomFlags) register(f *pflag.FlagSet) {
 	for name, usage := range map[string]string{
 		"on-close": "keep or release the slot when the stream of a user with a token ends",
 		"no-show":  "wait for a promoted user who is not connected, or release the slot at once",
-		"mode":     "open, paused, closed or sold_out",
+		"preset": "strict: whoever disconnects has left (--grace 0s --on-close release --no-show release);\n" +
+			"standard: these three have their defaults again",
+		"mode": "open, paused, closed or sold_out",
 		"return-url": "where the page sends a user who has a token: an address on the host of\n" +
 			"BULKACTION_BROKER_PUBLIC_URL",
 	} {
@@ -262,6 +265,9 @@ func (s *roomFlags) apply(f *pflag.FlagSet, set *api.EventSettings) {
 	if s.noRate {
 		set.Rate, set.Burst = nil, 0
 	}
+	if f.Changed("preset") {
+		set.Grace, set.OnClose, set.NoShow = nil, "", ""
+	}
 	if f.Changed("rate") {
 		set.Rate, set.Burst = &s.rate, 0
 	}
@@ -285,7 +291,8 @@ func (s *roomFlags) apply(f *pflag.FlagSet, set *api.EventSettings) {
 		}
 	}
 	for name, to := range map[string]*string{
-		"on-close": &set.OnClose, "no-show": &set.NoShow, "mode": &set.Mode, "return-url": &set.ReturnURL,
+		"on-close": &set.OnClose, "no-show": &set.NoShow, "preset": &set.Preset, "mode": &set.Mode,
+		"return-url": &set.ReturnURL,
 	} {
 		if f.Changed(name) {
 			*to = *s.texts[name]

@@ -2,6 +2,7 @@ package telemetry
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -280,6 +281,24 @@ func TestAuditViolations(t *testing.T) {
 	require.Contains(t, samples, `bulk_action_audit_violations{law="location"} 2`)
 	require.Contains(t, samples, `bulk_action_audit_violations{law="counters"} 0`)
 	require.Equal(t, "gauge", types["bulk_action_audit_violations"])
+}
+
+// TestLagsOfPromotion: events that share a label show their longest lag, and each of them is counted.
+func TestLagsOfPromotion(t *testing.T) {
+	clearOTel(t)
+	tel := setup(t, testOptions)
+	m := NewRoomMetrics(tel.Meter)
+	m.ShowGauges(tel.Meter, func(context.Context) int64 { return 0 })
+	for n := range maxRoomLabels {
+		m.Count(RoomEntered, fmt.Sprintf("e%d", n), 1) // takes a label
+	}
+	m.SetGauges("e0", RoomGauges{})
+	m.SetGauges("late", RoomGauges{Lag: 2 * time.Second})
+	m.SetGauges("later", RoomGauges{Lag: 5 * time.Second})
+	samples, _ := scrape(t, tel)
+	require.Contains(t, samples, `bulk_action_room_promotion_lag_ms{event="e0"} 0`)
+	require.Contains(t, samples, `bulk_action_room_promotion_lag_ms{event="other"} 5000`)
+	require.Contains(t, samples, `bulk_action_room_promotion_late_events 2`)
 }
 
 func TestShrunkPoolHasNoIdlePlaces(t *testing.T) {

@@ -16,7 +16,7 @@ type RoomMetrics struct {
 	clockOff                            metric.Int64Counter
 	positionAge, notify, script         metric.Float64Histogram
 	waiting, away, slots, streams, pace metric.Float64ObservableGauge
-	pending                             metric.Float64ObservableGauge
+	pending, lag, late                  metric.Float64ObservableGauge
 
 	mu     sync.Mutex
 	labels map[string]bool
@@ -25,9 +25,11 @@ type RoomMetrics struct {
 
 // RoomGauges are the sizes of an event at present: numbers of users and slots, and of the streams
 // of this broker (Connections). Pace is in promotions a second; negative: unknown, counted as 0.
+// Lag is how long nobody was promoted although somebody could be.
 type RoomGauges struct {
 	Waiting, Away, Used, Free, Connections int64
 	Pace                                   float64
+	Lag                                    time.Duration
 }
 
 // The names of the counters of RoomMetrics, for [RoomMetrics.Count].
@@ -91,7 +93,9 @@ func (m *RoomMetrics) ShowGauges(meter metric.Meter, pending func(ctx context.Co
 	m.streams = gauge("connections", "Open streams of this broker.")
 	m.pace = gauge("pace", "Promotions a second in the last minute, without those that filled free slots.")
 	m.pending = gauge("dispatch_pending", "Messages of the last half minute in the stream of this broker.")
-	all := []metric.Observable{m.waiting, m.away, m.slots, m.streams, m.pace, m.pending}
+	m.lag = gauge("promotion_lag_ms", "Time without promotions although a user waits and a slot is free.")
+	m.late = gauge("promotion_late_events", "Events with a lag of promotion.")
+	all := []metric.Observable{m.waiting, m.away, m.slots, m.streams, m.pace, m.pending, m.lag, m.late}
 	must(meter.RegisterCallback(func(ctx context.Context, o metric.Observer) error {
 		m.observe(o)
 		o.ObserveFloat64(m.pending, float64(pending(ctx)))
@@ -99,19 +103,25 @@ func (m *RoomMetrics) ShowGauges(meter metric.Meter, pending func(ctx context.Co
 	}, all...))
 }
 
-// observe reports the gauges of all events; events that share the label Other are added up.
+// observe reports the gauges of all events. Events that share the label Other are added up; of
+// their lags it reports the longest.
 func (m *RoomMetrics) observe(o metric.Observer) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	sums := map[string]RoomGauges{}
+	late := 0
 	for event, g := range m.gauges {
+		if g.Lag > 0 {
+			late++
+		}
 		label := m.label(event)
 		s := sums[label]
 		sums[label] = RoomGauges{
 			Waiting: s.Waiting + g.Waiting, Away: s.Away + g.Away, Used: s.Used + g.Used, Free: s.Free + g.Free,
-			Connections: s.Connections + g.Connections, Pace: s.Pace + max(0, g.Pace),
+			Connections: s.Connections + g.Connections, Pace: s.Pace + max(0, g.Pace), Lag: max(s.Lag, g.Lag),
 		}
 	}
+	o.ObserveFloat64(m.late, float64(late))
 	for label, s := range sums {
 		of := attribute.String("event", label)
 		with := func(gauge metric.Float64ObservableGauge, v float64, more ...attribute.KeyValue) {
@@ -123,6 +133,7 @@ func (m *RoomMetrics) observe(o metric.Observer) {
 		with(m.slots, float64(s.Free), attribute.String("state", "free"))
 		with(m.streams, float64(s.Connections))
 		with(m.pace, s.Pace)
+		with(m.lag, milliseconds(s.Lag))
 	}
 }
 

@@ -9,7 +9,8 @@
 -- Reply
 --   {guard, sizes, members, leases, waiters, at}
 --        guard    fields and values of the guard's hash
---        sizes    numbers of members, free, cooling, leases, waiters, clients
+--        sizes    numbers of members, free, cooling, leases, waiters, clients. Members whose time in
+--                 cooling is over count as free: the next call moves them
 --        members  {id, state, breaker, failures, open_until, held, left, due, used, uses, probes,
 --                 good, override}, by declaration and id. state: free, cooling, busy or off; due:
 --                 µs from which on a cooling member may be lent, else 0; left: permits, -1 without
@@ -52,4 +53,6 @@ local sizes = {}
 for i, key in ipairs({ 'members', 'free', 'cooling', 'leases', 'queue', 'clients' }) do
   sizes[i] = call('ZCARD', B .. key)
 end
+local due = call('ZCOUNT', B .. 'cooling', '-inf', whole(NOW))
+sizes[2], sizes[3] = sizes[2] + due, sizes[3] - due
 return { call('HGETALL', B .. 'guard'), sizes, members, page('leases', 'lease'), page('queue', 'waiters'), NOW }

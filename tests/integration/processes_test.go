@@ -287,7 +287,7 @@ func TestNothingLeaks(t *testing.T) {
 		started, ended := make(chan string, 1), make(chan int, 1)
 		go func() {
 			ended <- dev.Run(ctx, dev.Options{
-				RedisURL: server.URL(), Addr: "127.0.0.1:0", Log: t.Output(), Started: func(addr, _ string) { started <- addr },
+				RedisURL: server.URL(), Addr: "127.0.0.1:0", Log: t.Output(), Started: func(at dev.Addresses) { started <- at.API },
 				Environ: []string{"BULKACTION_ADMIN_ADDR=127.0.0.1:0", "BULKACTION_LOG_LEVEL=error", "BULKACTION_WORKER_TIMEOUT=100ms", "BULKACTION_REDIS_POOL_MIN_IDLE=1"},
 			})
 		}()

@@ -187,9 +187,11 @@ var checks = map[string]rule{
 	},
 
 	// Most of these are of the waiting room.
-	"file": {
-		"the name of a file, at most 4096 bytes",
-		func(v reflect.Value) bool { return len(v.String()) <= 4096 && !strings.ContainsRune(v.String(), 0) },
+	"file": {"the name of a file, at most 4096 bytes", isFileName},
+	"logo": {"the name of a file, or an address with https://; at most 4096 bytes", isFileName},
+	"color": {
+		"a colour such as #1c54c4",
+		func(v reflect.Value) bool { return v.String() == "" || hexColor.MatchString(v.String()) },
 	},
 	"public url": {
 		"https://host:port/path, or http:// with a loopback address, without a query",
@@ -334,11 +336,16 @@ func isTraceURL(s string) bool {
 }
 
 var (
+	hexColor   = regexp.MustCompile(`^#[0-9A-Fa-f]{6}$`)
 	pathPrefix = regexp.MustCompile(`^(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+$`)
 	audience   = regexp.MustCompile(`^[A-Za-z0-9._:/-]{1,128}$`)
 	headerName = regexp.MustCompile(`^[A-Za-z0-9-]{1,64}$`)
 	hostName   = regexp.MustCompile(`^([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$`)
 )
+
+func isFileName(v reflect.Value) bool {
+	return len(v.String()) <= 4096 && !strings.ContainsRune(v.String(), 0)
+}
 
 // isHost reports whether s can be a host, with or without a port. The length is no part of the
 // pattern, because the compiled pattern would then have hundreds of parts.

@@ -395,6 +395,14 @@ type BrokerConfig struct {
 	TrustedProxies []string `env:"TRUSTED_PROXIES" check:"networks"`
 	// Hosts that a return_url may name, beside loopback addresses.
 	ReturnHosts []string `env:"RETURN_HOSTS" check:"hosts"`
+	// Folder with texts of the waiting page, in one file for each language, such as fr.json or
+	// pt-BR.json. Texts that a file lacks are the built-in ones, or English.
+	PageTextsDir string `env:"PAGE_TEXTS_DIR" check:"file"`
+	// Logo of the waiting page: a file (SVG, PNG, JPEG, WebP or GIF, at most 1 MiB), or an address
+	// with https://.
+	PageLogo string `env:"PAGE_LOGO" check:"logo"`
+	// Colour of the waiting page's buttons and of the line above it, such as #1c54c4.
+	PageColor string `env:"PAGE_COLOR" check:"color"`
 	// Address of the seat service; {event} stands for the event. Empty: events must be declared.
 	SeatsURL string `env:"SEATS_URL" secret:"url" check:"seats url"`
 	// Longest time to wait for the seat service.

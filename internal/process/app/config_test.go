@@ -106,7 +106,7 @@ func TestEveryVariableIsRead(t *testing.T) {
 		got := bound(&c, v.Name)
 		require.Equal(t, number(v.field.Type, strings.NewReplacer("true", "1").Replace(value)), asNumber(got.value), v.Name)
 	}
-	require.Len(t, names, 149)
+	require.Len(t, names, 152)
 	for _, name := range []string{"REDIS_URL", "SMTP_PASSWORD", "HTTP_PROCESSOR_ALLOW_PRIVATE", "PUSH_ACCOUNTS_FILE", "SMTP_ACCOUNTS_FILE", "SMTP_ACCOUNT_RATE", "RETENTION_EVENTS", "WORKER_TYPES"} {
 		require.True(t, names[envPrefix+name], name)
 	}
@@ -204,6 +204,7 @@ func TestChecks(t *testing.T) {
 		{"BROKER_TRUSTED_PROXIES", []string{"127.0.0.1", "10.0.0.0/8,::1,fd00::/8"}, []string{"10.0.0.0/33", "proxy", "10.0.0.0/8, ::1", ",", "fe80::1%eth0"}},
 		{"BROKER_RETURN_HOSTS", []string{"shop.example", "shop.example:8443,other", "[2001:db8::1]:80", strings.Repeat("a", 253) + ":65535"}, []string{"https://shop.example", "shop.example/", "a b", "a,,b", "-a", strings.Repeat("a", 254)}},
 		{"BROKER_SEATS_URL", []string{"http://127.0.0.1:1/events/{event}/seats", "https://u:p@seats.example/?e={event}"}, []string{"http://seats.example/", "http://{event}.example/", "http://{event}", "seats.example/{event}", "ftp://seats.example/{event}"}},
+		{"BROKER_PAGE_COLOR", []string{"", "#1c54C4"}, []string{"red", "#fff", "#1c54c4;}", "1c54c4"}},
 		{"BROKER_TOKEN_KEYS_FILE", []string{"/etc/keys.pem"}, []string{strings.Repeat("x", 4097)}},
 		{"FAIR_QUEUE_LANE_WEIGHTS", []string{"1,1,1", "1000,1,1"}, []string{"1,1", "1,1,1,1", "0,1,1", "1001,1,1", "6, 3, 1", "a,b,c", "1.5,1,1"}},
 	}

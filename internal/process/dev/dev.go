@@ -1,5 +1,5 @@
-// Package dev runs the six roles of jobs in one process, and a broker of the waiting room if asked
-// to, on an embedded or a real Redis. It hides how the roles share the process.
+// Package dev runs the six roles of jobs and a broker of the waiting room in one process, on an
+// embedded or a real Redis. It hides how the roles share the process.
 package dev
 
 import (
@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
@@ -40,13 +41,21 @@ type Options struct {
 	Addr      string // address of the API; "": the address in Environ
 	Environ   []string
 	Log       io.Writer
-	// Started is called when the API listens, with its address and the URL of Redis. It may be nil.
-	Started func(api, redisURL string)
-	// Rooms also runs a broker of the waiting room, and creates the event [DemoEvent] unless it
-	// exists. Unless Environ names a file of token keys, the broker gets a new token key that is
-	// deleted at the end. RoomStarted, if not nil, is called with the broker's public URL.
-	Rooms       bool
-	RoomStarted func(publicURL string)
+	// Started is called once, when the servers listen. It may be nil.
+	Started func(Addresses)
+	// Rooms creates the event [DemoEvent] of the waiting room unless it exists. Unless Environ names
+	// a file of token keys, the broker has a new token key that is deleted at the end. If another
+	// process has its address, it listens at a free port.
+	Rooms bool
+
+	withoutBroker bool
+}
+
+// Addresses are where the parts of Run can be reached.
+type Addresses struct {
+	API   string // host:port
+	Redis string // URL
+	Room  string // public URL of the broker
 }
 
 // DemoEvent is the event that Run creates with Options.Rooms. Its page sends admitted users to the
@@ -80,7 +89,7 @@ func Run(ctx context.Context, o Options) int {
 	if o.Addr != "" {
 		environ = append(environ, "BULKACTION_API_ADDR="+o.Addr)
 	}
-	if o.Rooms {
+	if !o.withoutBroker {
 		keys, remove, err := tokenKeys(o.Environ)
 		if err != nil {
 			fmt.Fprintf(o.Log, "bulkaction: %v\n", err)
@@ -171,16 +180,28 @@ func run(ctx context.Context, p *app.Process, o Options) error {
 	if err != nil || ctx.Err() != nil {
 		return err
 	}
-	own := roles.Own{BuiltIn: builtin.Create, RoomListening: o.RoomStarted, Listening: func(addr string) {
-		if o.Started != nil {
-			o.Started(addr, o.RedisURL)
+	var mu sync.Mutex
+	at := Addresses{Redis: o.RedisURL}
+	listens := func(part *string) func(string) {
+		return func(addr string) {
+			mu.Lock()
+			defer mu.Unlock()
+			*part = addr
+			if o.Started != nil && at.API != "" && (at.Room != "" || o.withoutBroker) {
+				o.Started(at)
+			}
 		}
-	}}
+	}
+	own := roles.Own{
+		BuiltIn: builtin.Create, Listening: listens(&at.API), RoomListening: listens(&at.Room), RoomAnyPort: true,
+	}
 	named := own.Jobs()
 	if o.Rooms {
 		if err := declareDemo(ctx, p, b); err != nil {
 			return err
 		}
+	}
+	if !o.withoutBroker {
 		named["broker"] = own.Broker
 	}
 	return roles.Together(ctx, p, b, named)
@@ -269,19 +290,18 @@ func Demo(ctx context.Context, o DemoOptions) (DemoResult, error) {
 	host, port, _ := strings.Cut(sink.Addr(), ":")
 
 	devCtx, stop := context.WithCancel(ctx)
-	type place struct{ api, redis string }
-	started, ended := make(chan place, 1), make(chan int, 1)
+	started, ended := make(chan Addresses, 1), make(chan int, 1)
 	go func() {
 		ended <- Run(devCtx, Options{
 			RedisURL: o.RedisURL, Addr: o.Addr, Log: o.Log, Environ: append(slices.Clone(o.Environ),
 				"BULKACTION_SMTP_HOST="+host, "BULKACTION_SMTP_PORT="+port, "BULKACTION_SMTP_TLS=none",
 				"BULKACTION_SMTP_AUTH=none", "BULKACTION_SMTP_ACCOUNTS_FILE=", // no mail leaves this host
 				"BULKACTION_WORKER_TYPES=SEND_EMAIL,HTTP,NOOP"),
-			Started: func(api, redis string) { started <- place{api, redis} },
+			Started: func(at Addresses) { started <- at }, withoutBroker: true,
 		})
 	}()
 	defer func() { stop(); <-ended }()
-	var at place
+	var at Addresses
 	select {
 	case at = <-started:
 	case code := <-ended:
@@ -291,16 +311,16 @@ func Demo(ctx context.Context, o DemoOptions) (DemoResult, error) {
 		return DemoResult{}, ctx.Err()
 	}
 
-	r, err := send(ctx, client.NewAPI("http://"+at.api), o)
+	r, err := send(ctx, client.NewAPI("http://"+at.API), o)
 	if err != nil {
 		return r, err
 	}
-	if r.Audit, err = check(ctx, at.redis, o.Environ); err != nil {
+	if r.Audit, err = check(ctx, at.Redis, o.Environ); err != nil {
 		return r, err
 	}
 	r.SinkReceived = sink.Received()
 	if o.Stay != nil {
-		o.Stay(r, "http://"+at.api)
+		o.Stay(r, "http://"+at.API)
 	}
 	return r, nil
 }

@@ -11,6 +11,7 @@ import (
 	"reflect"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
@@ -50,6 +51,9 @@ type Own struct {
 	Reducers      *reducer.Registry      // nil: only the built-in ones
 	Listening     func(addr string)      // called with the API's address before it accepts submissions
 	RoomListening func(publicURL string) // called as soon as the broker's server answers requests
+	// RoomAnyPort lets the broker listen at a free port if its address is taken. A broker with a
+	// configured public URL does not: visitors would not find it.
+	RoomAnyPort bool
 }
 
 // Jobs returns the six roles of jobs by name. It is a function, not a variable, so that a program
@@ -306,10 +310,15 @@ func (o Own) Broker(ctx context.Context, p *app.Process, b Base) error {
 	if err != nil {
 		return tokenKeysError(c.TokenKeysFile, err)
 	}
-	server, err := p.Listen(ctx, "broker", c.Addr, app.ServeOptions{
+	serve := app.ServeOptions{
 		TLS: app.TLSFiles{CertFile: c.TLSCertFile, KeyFile: c.TLSKeyFile}, MaxHeaderBytes: roomapi.MaxHeaderBytes,
 		KeepAlive: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3},
-	})
+	}
+	server, err := p.Listen(ctx, "broker", c.Addr, serve)
+	if o.RoomAnyPort && c.PublicURL == "" && errors.Is(err, syscall.EADDRINUSE) {
+		host, _, _ := net.SplitHostPort(c.Addr) // it was good enough to listen
+		server, err = p.Listen(ctx, "broker", net.JoinHostPort(host, "0"), serve)
+	}
 	if err != nil {
 		return fmt.Errorf("%w: set BULKACTION_BROKER_ADDR to another address", err)
 	}
@@ -327,6 +336,10 @@ func (o Own) Broker(ctx context.Context, p *app.Process, b Base) error {
 		}
 		cfg.Seats = service.Seats
 	}
+	look, err := roomapi.ReadLook(roomapi.LookSettings{Texts: c.PageTextsDir, Logo: c.PageLogo, Color: c.PageColor})
+	if err != nil {
+		return fmt.Errorf("%w: %w", app.ErrConfig, err)
+	}
 	role := broker.New(b.of(p), cfg, keys)
 	// A broker that stops is not ready, so that load balancers send no new visitors.
 	defer context.AfterFunc(ctx, p.Ready.SetDraining)()
@@ -334,7 +347,7 @@ func (o Own) Broker(ctx context.Context, p *app.Process, b Base) error {
 		Room: role, Log: p.Tel.Log, PublicURL: publicURL, CookieKeys: keys.CookieKeys,
 		TrustedProxies: c.Proxies(), Heartbeat: c.Heartbeat, WriteTimeout: c.WriteTimeout,
 		MaxConnections: c.MaxConnections, MaxConnectionsPerIP: c.MaxConnectionsPerIP,
-		EnterRatePerIP: c.EnterRatePerIP,
+		EnterRatePerIP: c.EnterRatePerIP, Look: look,
 		Metrics: roomapi.Metrics{
 			SlowReader: func(event string) { role.Metrics().Count(telemetry.RoomSlowReaders, event, 1) },
 			Refused:    role.Metrics().Refused,

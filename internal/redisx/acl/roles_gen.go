@@ -16,13 +16,13 @@ var needs = map[string]need{
 		commands: []string{
 			"del", "eval", "evalsha", "exec", "exists", "get",
 			"getrange", "hdel", "hexists", "hget", "hgetall", "hmget",
-			"hscan", "hstrlen", "info", "lindex", "llen", "lpush",
-			"lrange", "ltrim", "multi", "pexpire", "ping", "publish",
-			"scan", "scard", "set", "setnx", "strlen", "subscribe",
-			"time", "unsubscribe", "wait", "xack", "xadd", "xautoclaim",
-			"xdel", "xgroup|create", "xlen", "xpending", "xrange", "xreadgroup",
-			"xrevrange", "zcard", "zcount", "zrange", "zrangebylex", "zrevrangebyscore",
-			"zscan", "zscore",
+			"hscan", "hset", "hstrlen", "info", "lindex", "llen",
+			"lpush", "lrange", "ltrim", "multi", "pexpire", "ping",
+			"publish", "scan", "scard", "set", "setnx", "strlen",
+			"subscribe", "time", "unsubscribe", "wait", "xack", "xadd",
+			"xautoclaim", "xdel", "xgroup|create", "xlen", "xpending", "xrange",
+			"xreadgroup", "xrevrange", "zcard", "zcount", "zrange", "zrangebylex",
+			"zrevrangebyscore", "zscan", "zscore",
 		},
 		keys: []string{
 			"activity", "auth:keys", "auth:session:*", "brokers", "dispatch:*", "guard:layout",
@@ -68,9 +68,10 @@ var needs = map[string]need{
 		},
 		commands: []string{
 			"blpop", "eval", "evalsha", "exec", "exists", "get",
-			"hdel", "hgetall", "hmget", "info", "lpush", "ltrim",
-			"multi", "ping", "publish", "set", "setnx", "subscribe",
-			"unsubscribe", "xack", "xadd", "xdel", "xgroup|create", "xreadgroup",
+			"hdel", "hgetall", "hmget", "hset", "info", "lpush",
+			"ltrim", "multi", "pexpire", "ping", "publish", "set",
+			"setnx", "subscribe", "unsubscribe", "xack", "xadd", "xdel",
+			"xgroup|create", "xreadgroup",
 		},
 		keys: []string{
 			"guard:layout", "guard:{*/*}:*", "layout", "partitions", "pool-size:*", "stages",
@@ -144,8 +145,8 @@ var needs = map[string]need{
 			"release", "renew", "take", "wait",
 		},
 		commands: []string{
-			"eval", "evalsha", "hgetall", "info", "ping", "publish",
-			"scan", "subscribe", "unsubscribe",
+			"eval", "evalsha", "hgetall", "hset", "info", "pexpire",
+			"ping", "publish", "scan", "subscribe", "unsubscribe",
 		},
 		keys: []string{
 			"guard:layout", "guard:{*/*}:*", "limit:{*/*}",

@@ -419,7 +419,7 @@ func (k WatchKeys) Audit() string { return string(k) + "audit" }
 func (k WatchKeys) Wake(role string) string { return string(k) + "wake:" + role }
 
 // GuardBase is the prefix of all keys of a guard of package guard. Its braces are the hash tag. The
-// kind is pool, breaker, lock, semaphore or key.
+// kind is pool, breaker, lock, semaphore, limiter or key.
 func GuardBase(prefix, kind, name string) string {
 	return prefix + "guard:{" + kind + "/" + name + "}:"
 }
@@ -440,6 +440,11 @@ func escapePattern(text string) string {
 
 // Limiter is a hash: the state of one key of a limiter of package guard.
 func Limiter(prefix, name, key string) string { return prefix + "limit:{" + name + "/" + key + "}" }
+
+// LimiterPattern returns a pattern for SCAN that matches the hash of each key of a limiter.
+func LimiterPattern(prefix, name string) string {
+	return escapePattern(prefix) + "limit:{" + name + "/*}"
+}
 
 // GuardWake is a channel on which a client of guards hears the ids of its calls that got a grant.
 func GuardWake(prefix, client string) string { return prefix + "guard:wake:" + client }

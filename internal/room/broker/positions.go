@@ -84,7 +84,7 @@ func (b *Broker) showEvent(
 		pace, _ := conns[0].followed.Pace()
 		b.metrics.SetGauges(event, telemetry.RoomGauges{
 			Waiting: snapshot.Waiting, Away: snapshot.Away, Used: snapshot.Used, Free: snapshot.Free,
-			Connections: int64(len(conns)), Pace: pace,
+			Connections: int64(len(conns)), Pace: pace, Lag: conns[0].followed.Lag(),
 		})
 	}
 	mode := snapshot.Settings.Mode

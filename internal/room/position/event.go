@@ -42,6 +42,7 @@ type Event struct {
 	snapshot waitingroom.Snapshot
 	seen     bool // there was a snapshot
 	pace     pace
+	lag      lag
 	changed  chan struct{} // closed when callers of Wait should look again; nil: nobody waits
 }
 
@@ -140,6 +141,14 @@ func (e *Event) Pace() (perSecond float64, ok bool) {
 	return e.pace.perSecond()
 }
 
+// Lag returns how long, by the latest snapshots, users have waited although a slot and a permit were
+// free, and nobody was promoted: 0 if brokers keep up.
+func (e *Event) Lag() time.Duration {
+	e.mu.RLock()
+	defer e.mu.RUnlock()
+	return e.lag.now
+}
+
 // Snapshot returns the latest snapshot of the event, which is at most about a second old while
 // Redis answers; false if there was none yet. If Redis has no such event, the field Event is empty.
 func (e *Event) Snapshot() (waitingroom.Snapshot, bool) {
@@ -162,6 +171,7 @@ func (e *Event) noteSnapshot(s waitingroom.Snapshot, at time.Time, last stream.I
 	defer e.mu.Unlock()
 	e.snapshot, e.seen = s, true
 	e.pace.add(at, s)
+	e.lag.add(at, s)
 	if e.view == nil || e.loads != loads {
 		return
 	}
@@ -191,7 +201,7 @@ func (e *Event) noteUnknown(loads int) {
 		return // the event may have been declared since
 	}
 	e.snapshot, e.seen = waitingroom.Snapshot{}, true
-	e.pace = pace{}
+	e.pace, e.lag = pace{}, lag{}
 	e.discard()
 	e.load.retryAt = time.Now().Add(firstRetry)
 }

@@ -66,3 +66,24 @@ func (p *pace) perSecond() (float64, bool) {
 	}
 	return float64(n) / window.Seconds(), true
 }
+
+// lag measures how long nobody is promoted although somebody could be. A promotion, and a snapshot
+// in which nobody could be promoted, ends it.
+type lag struct {
+	since    time.Time // Redis's time
+	promoted int64
+	now      time.Duration
+}
+
+func (l *lag) add(at time.Time, s waitingroom.Snapshot) {
+	due := s.Settings.Mode == api.ModeOpen && s.Waiting > 0 && s.Free > 0
+	promoted := s.Counters["promoted"]
+	if !due || l.since.IsZero() || promoted != l.promoted {
+		l.since, l.promoted = at, promoted
+	}
+	l.now = at.Sub(l.since)
+	if s.Settings.Rate > 0 { // until then there may be no permit
+		l.now -= time.Duration(float64(time.Second) / s.Settings.Rate)
+	}
+	l.now = max(0, l.now)
+}

@@ -183,3 +183,41 @@ func TestOnRedis(t *testing.T) {
 func visitor(u int) waitingroom.Visitor {
 	return waitingroom.Visitor{User: fmt.Sprintf("user-%d", u), Conn: fmt.Sprintf("00000001.%d", u)}
 }
+
+// TestLagOfPromotion: a user waits, and a slot becomes free, but no broker promotes. The lag grows
+// until somebody promotes.
+func TestLagOfPromotion(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	url, prefix := redistest.Shared(t)
+	conn, err := redisx.Connect(ctx, redisx.Config{URL: url, PoolMaxIdle: 2, PoolMaxActive: 10})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, conn.Close()) })
+	space, err := keyspace.New(prefix, 1)
+	require.NoError(t, err)
+	rooms := waitingroom.New(conn, space, nil)
+	_, err = rooms.Declare(ctx, event, waitingroom.Settings{
+		MaxWaiting: 10, TokenTTL: time.Minute, Ready: time.Minute, Grace: time.Minute, OnClose: "keep", NoShow: "wait",
+		Mode: api.ModeOpen, Retention: time.Hour,
+	}, waitingroom.DeclareOptions{})
+	require.NoError(t, err)
+	_, err = rooms.Enter(ctx, event, waitingroom.EnterNew, 0, visitor(1), visitor(2))
+	require.NoError(t, err)
+	views := position.New(partition{rooms, space.Partition(0)})
+	e := views.Open(event)
+	until := func(holds func() bool) {
+		for began := time.Now(); !holds(); {
+			require.Less(t, time.Since(began), 30*time.Second)
+			require.NoError(t, views.Round(ctx))
+		}
+	}
+	until(func() bool { s, seen := e.Snapshot(); return seen && s.Waiting == 2 })
+	require.Zero(t, e.Lag(), "no slot is free")
+	one := int64(1)
+	_, err = rooms.Change(ctx, event, waitingroom.Changes{Capacity: &one})
+	require.NoError(t, err)
+	until(func() bool { return e.Lag() > 1500*time.Millisecond })
+	_, err = rooms.Promote(ctx, event)
+	require.NoError(t, err)
+	until(func() bool { return e.Lag() == 0 })
+}

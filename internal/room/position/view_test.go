@@ -560,6 +560,42 @@ func TestPace(t *testing.T) {
 	}
 }
 
+// TestLag: a second passes between two snapshots.
+func TestLag(t *testing.T) {
+	t.Parallel()
+	type step struct {
+		waiting, free, promoted int64
+		mode                    string
+	}
+	due := step{1, 1, 5, api.ModeOpen}
+	for name, c := range map[string]struct {
+		rate  float64
+		steps []step
+		want  time.Duration
+	}{
+		"one snapshot":     {0, []step{due}, 0},
+		"due":              {0, []step{due, due, due}, 2 * time.Second},
+		"due for a moment": {0, []step{due, {1, 0, 6, api.ModeOpen}}, 0},
+		"due again":        {0, []step{due, {1, 0, 5, api.ModeOpen}, due, due}, 2 * time.Second},
+		"always promoting": {0, []step{due, {9, 9, 6, api.ModeOpen}, {9, 9, 7, api.ModeOpen}}, 0},
+		"nobody waits":     {0, []step{due, due, {0, 1, 5, api.ModeOpen}}, 0},
+		"paused":           {0, []step{due, due, {1, 1, 5, api.ModePaused}}, 0},
+		"sold out":         {0, []step{due, due, {1, 1, 5, api.ModeSoldOut}}, 0},
+		"no permit yet":    {0.5, []step{due, due, due}, 0},
+		"a permit is due":  {0.5, []step{due, due, due, due}, time.Second},
+		"Redis lost data":  {0, []step{due, due, {1, 1, 0, api.ModeOpen}}, 0},
+	} {
+		var l lag
+		for i, s := range c.steps {
+			l.add(time.Unix(1_700_000_000+int64(i), 0), waitingroom.Snapshot{
+				Settings: waitingroom.Settings{Mode: s.mode, Rate: c.rate}, Waiting: s.waiting, Free: s.free,
+				Counters: map[string]int64{"promoted": s.promoted},
+			})
+		}
+		require.Equal(t, c.want, l.now, name)
+	}
+}
+
 func TestETA(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

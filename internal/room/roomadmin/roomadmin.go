@@ -84,26 +84,30 @@ func (a *Admin) SetEvent(
 		return v, apiError("change", event, err)
 	}
 	if v, err = a.Event(ctx, event); err == nil {
-		v.Warnings = a.warnings(v.ReturnURL)
+		v.Warnings = a.warnings(v)
 	}
 	return v, err
 }
 
-// warnings returns a warning if the host of return_url differs from that of the brokers. Browsers
-// send the entry cookie only to the brokers' host, so the service at the other host would refuse
-// each admitted user, and send the user back.
-func (a *Admin) warnings(returnURL string) []string {
-	to, err := url.Parse(returnURL)
-	if err != nil || returnURL == "" {
+// warnings returns a warning for each reason why a return_url probably does not work. Browsers send
+// the entry cookie only to the brokers' host, so the service at another host would refuse each
+// admitted user, and send the user back.
+func (a *Admin) warnings(v api.RoomEvent) (all []string) {
+	to, err := url.Parse(v.ReturnURL)
+	if err != nil || v.ReturnURL == "" {
 		return nil
+	}
+	if v.OnClose == "release" {
+		all = append(all, "on_close: with release a user who goes to return_url gives the slot back, because the waiting "+
+			"page and its stream end. Use keep, or a page of your own that stays open beside the service.")
 	}
 	public, err := url.Parse(a.cfg.PublicURL)
 	if err != nil || a.cfg.PublicURL == "" || strings.EqualFold(public.Hostname(), to.Hostname()) {
-		return nil
+		return all
 	}
-	return []string{fmt.Sprintf("return_url: its host is %s, and visitors reach the brokers at %s. Browsers "+
+	return append(all, fmt.Sprintf("return_url: its host is %s, and visitors reach the brokers at %s. Browsers "+
 		"send the entry cookie to the second alone, so a service at the first sends admitted users back to the "+
-		"waiting page.", to.Hostname(), public.Hostname())}
+		"waiting page.", to.Hostname(), public.Hostname()))
 }
 
 // fillCapacity sets the capacity to the number of seats. If the seat service does not answer, it

@@ -214,6 +214,10 @@ func TestReturnURLOfAnotherHost(t *testing.T) {
 	require.Contains(t, warnings[0], "its host is localhost, and visitors reach the brokers at 127.0.0.1")
 	set.ReturnURL = "http://127.0.0.1:8081/buy"
 	require.Empty(t, w.declare(set).Warnings)
+	set.Preset = api.PresetStrict // gives the slot back when the page leaves for the shop
+	warnings = w.declare(set).Warnings
+	require.Len(t, warnings, 1)
+	require.Contains(t, warnings[0], "on_close: with release")
 	set.ReturnURL = ""
 	require.Empty(t, w.declare(set).Warnings)
 }

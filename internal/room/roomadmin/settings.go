@@ -98,6 +98,7 @@ func (r Rules) Check(set api.EventSettings) []api.FieldError {
 	}
 	c.oneOf("on_close", set.OnClose, "keep", "release")
 	c.oneOf("no_show", set.NoShow, "wait", "release")
+	c.oneOf("preset", set.Preset, api.PresetStandard, api.PresetStrict)
 	c.oneOf("mode", set.Mode, api.ModeOpen, api.ModePaused, api.ModeClosed, api.ModeSoldOut)
 	if set.ReturnURL != "" {
 		if problem := r.checkURL(set.ReturnURL); problem != "" {
@@ -189,6 +190,9 @@ func isLoopback(host string) bool {
 // leaves a missing mode empty, so that a change of another setting does not open a paused event.
 func (r Rules) Fill(set api.EventSettings) waitingroom.Settings {
 	d := r.Defaults
+	if set.Preset == api.PresetStrict {
+		d.Grace, d.OnClose, d.NoShow = 0, "release", "release"
+	}
 	s := waitingroom.Settings{
 		Stock:        set.Stock,
 		MaxWaiting:   orDefault(set.MaxWaiting, d.MaxWaiting),

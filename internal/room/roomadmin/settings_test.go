@@ -153,6 +153,20 @@ func TestFillGivesDefaults(t *testing.T) {
 		Capacity: 7, MaxWaiting: 1_000_000, TokenTTL: 5 * time.Minute, Leeway: 10 * time.Second, MaxSession: 15 * time.Minute,
 		Ready: 30 * time.Second, Grace: time.Minute, OnClose: "keep", NoShow: "wait", Retention: 24 * time.Hour,
 	}, s)
+	for preset, want := range map[string]waitingroom.Settings{
+		"strict":   {Grace: 0, OnClose: "release", NoShow: "release"},
+		"standard": {Grace: time.Minute, OnClose: "keep", NoShow: "wait"},
+	} {
+		set := api.EventSettings{Capacity: new(int64(7)), Preset: preset}
+		require.Empty(t, rules().Check(set))
+		s := rules().Fill(set)
+		require.Equal(t, want, waitingroom.Settings{Grace: s.Grace, OnClose: s.OnClose, NoShow: s.NoShow})
+		set.Grace, set.OnClose = d(time.Second), "keep" // what is given, holds
+		require.Equal(t, time.Second, rules().Fill(set).Grace)
+		require.Equal(t, "keep", rules().Fill(set).OnClose)
+		require.Equal(t, want.NoShow, rules().Fill(set).NoShow)
+	}
+	require.Equal(t, []string{"preset"}, fieldsOf(rules().Check(api.EventSettings{Capacity: new(int64(7)), Preset: "Strict"})))
 	require.True(t, rules().Fill(api.EventSettings{}).SeatsPending)
 	for rate, burst := range map[float64]int64{0.001: 1, 0.9: 1, 1: 1, 2.9: 2, 500: 500} {
 		require.Equal(t, burst, rules().Fill(api.EventSettings{Rate: &rate}).Burst)

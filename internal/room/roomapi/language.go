@@ -1,92 +1,169 @@
 package roomapi
 
 import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
 	"math"
 	"net/http"
+	"path"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// texts are the words of the page in one language.
-type texts struct {
-	Title                string
-	Position, Total, ETA string // labels
-	Soon, Minutes        string // ETA under a minute, and of %d minutes
-	Paused               string
-	Leave, Again, GoOn   string // buttons
-	OtherLanguage        string // in that language
-	Messages             map[string]message
-}
+// texts are the words of the page in one language, by key. page/texts/en.json has all keys: labels,
+// and a headline and a detail for each situation, such as the reasons of the frame ended and of
+// final refusals.
+type texts map[string]string
 
 // message is what the page says in one situation.
 type message struct{ Headline, Detail string }
 
-// languages are the texts of the waiting page, by language. All languages have the same keys:
-// waiting, start, admitted, no_link (admitted without return_url), later, the reasons of the frame
-// ended, and the reasons of final refusals.
-var languages = map[string]texts{
-	"en": {
-		Title: "Waiting room", Position: "Your place", Total: "People in the queue", ETA: "Estimated wait",
-		Soon: "less than a minute", Minutes: "about %d min",
-		Paused: "Entry is paused at the moment. You keep your place.",
-		Leave:  "Leave the queue", Again: "Queue again", GoOn: "Continue", OtherLanguage: "한국어",
-		Messages: map[string]message{
-			"waiting": {"You are in the queue",
-				"Keep this page open. You get in automatically when it is your turn."},
-			"start":    {"One moment, please", "You are being added to the queue."},
-			"admitted": {"It is your turn", "You can go on now."},
-			"no_link":  {"It is your turn", "Go back to the shop."},
-			"later":    {"The waiting room is busy", "Keep this page open. It tries again by itself."},
-			"left":     {"You have left", "If you queue again, you start at the end of the queue."},
-			"replaced": {"Open in another tab",
-				"You are waiting in another tab or window. You can close this one."},
-			"closed":        {"Closed", "Entry is closed."},
-			"sold_out":      {"Sold out", "All seats are sold."},
-			"removed":       {"Removed from the queue", "The operator has ended your wait."},
-			"gone":          {"Your time is over", "Your place has expired. You can queue again."},
-			"unknown_event": {"Not found", "There is no such waiting room. Check the address."},
-		},
-	},
-	"ko": {
-		Title: "대기실", Position: "내 순서", Total: "전체 대기 인원", ETA: "예상 대기 시간",
-		Soon: "1분 미만", Minutes: "약 %d분",
-		Paused: "지금은 입장이 일시 중지되었습니다. 순서는 그대로 유지됩니다.",
-		Leave:  "대기열 나가기", Again: "다시 대기하기", GoOn: "계속하기", OtherLanguage: "English",
-		Messages: map[string]message{
-			"waiting":       {"대기 중입니다", "이 페이지를 열어 두세요. 차례가 되면 자동으로 입장합니다."},
-			"start":         {"잠시만 기다려 주세요", "대기열에 등록하고 있습니다."},
-			"admitted":      {"입장하실 차례입니다", "이제 계속 진행할 수 있습니다."},
-			"no_link":       {"입장하실 차례입니다", "이전 사이트로 돌아가 주세요."},
-			"later":         {"지금은 이용자가 많습니다", "이 페이지를 열어 두세요. 자동으로 다시 시도합니다."},
-			"left":          {"대기열에서 나왔습니다", "다시 대기하면 맨 뒤에서 시작합니다."},
-			"replaced":      {"다른 탭에서 열렸습니다", "다른 탭이나 창에서 대기가 계속됩니다. 이 탭은 닫아도 됩니다."},
-			"closed":        {"마감되었습니다", "더 이상 입장할 수 없습니다."},
-			"sold_out":      {"매진되었습니다", "모든 좌석이 판매되었습니다."},
-			"removed":       {"대기열에서 제외되었습니다", "운영자가 대기를 종료했습니다."},
-			"gone":          {"시간이 만료되었습니다", "순서가 만료되었습니다. 다시 대기할 수 있습니다."},
-			"unknown_event": {"찾을 수 없습니다", "해당 대기실이 없습니다. 주소를 확인해 주세요."},
-		},
-	},
+func (t texts) message(key string) message { return message{t[key+".headline"], t[key+".detail"]} }
+
+// Messages returns the messages of all situations.
+func (t texts) Messages() map[string]message {
+	all := map[string]message{}
+	for key := range t {
+		if situation, ok := strings.CutSuffix(key, ".headline"); ok {
+			all[situation] = t.message(situation)
+		}
+	}
+	return all
 }
 
 // eta returns an estimate in words.
 func (t texts) eta(seconds float64) string {
 	if seconds < 60 {
-		return t.Soon
+		return t["soon"]
 	}
-	return strings.Replace(t.Minutes, "%d", grouped(int64(math.Ceil(seconds/60))), 1)
+	return strings.Replace(t["minutes"], "%d", grouped(int64(math.Ceil(seconds/60))), 1)
 }
 
-// languageOf returns the language of the answer to a request: that of ?lang=, else the supported
-// one with the highest weight in Accept-Language, else English.
-func languageOf(r *http.Request) string {
-	if lang := r.URL.Query().Get("lang"); languages[lang].Title != "" {
+// languages are the texts of the page, by language tag. Each has all keys of English.
+type languages map[string]texts
+
+const (
+	english      = "en"
+	maxText      = 500 // characters
+	maxTextsFile = 64 << 10
+)
+
+// languageFile is the name of a file of texts: language, script and region, as browsers know them.
+var languageFile = regexp.MustCompile(`^([a-z]{2,3}(-[A-Z][a-z]{3})?(-([A-Z]{2}|[0-9]{3}))?)\.json$`)
+
+// add reads the files of texts in a folder. A text that a file lacks stays as it is; of a new
+// language it is the English one. The error lists all mistakes, each with its file and key.
+func (l languages) add(folder fs.FS) error {
+	files, err := fs.ReadDir(folder, ".")
+	if err != nil {
+		return err
+	}
+	others := func(f fs.DirEntry) bool { return f.Name() != english+".json" }
+	slices.SortStableFunc(files, func(a, b fs.DirEntry) int { // English first: the others fall back on it
+		return cmp.Compare(strconv.FormatBool(others(a)), strconv.FormatBool(others(b)))
+	})
+	var bad []error
+	read := 0
+	for _, f := range files {
+		if !strings.EqualFold(path.Ext(f.Name()), ".json") {
+			continue
+		}
+		read++
+		if err := l.read(folder, f.Name()); err != nil {
+			bad = append(bad, fmt.Errorf("%s: %w", f.Name(), err))
+		}
+	}
+	if read == 0 {
+		return errors.New("there is no file of texts in it, such as fr.json")
+	}
+	return errors.Join(bad...)
+}
+
+func (l languages) read(folder fs.FS, name string) error {
+	match := languageFile.FindStringSubmatch(name)
+	if match == nil {
+		return errors.New("the name must be a language and .json, such as fr.json or pt-BR.json")
+	}
+	body, err := fs.ReadFile(folder, name)
+	if err == nil && len(body) > maxTextsFile {
+		err = fmt.Errorf("has %d bytes: must have at most %d", len(body), maxTextsFile)
+	}
+	if err != nil {
+		return err
+	}
+	body = bytes.TrimPrefix(body, []byte("\uFEFF"))
+	if !utf8.Valid(body) {
+		return errors.New("must be UTF-8")
+	}
+	var given map[string]json.RawMessage
+	if err := json.Unmarshal(body, &given); err != nil {
+		return fmt.Errorf("must be a JSON object of texts: %w", err)
+	}
+	if err := messages.RepeatedKey(body); err != nil {
+		return err
+	}
+	known, isKnown := l[match[1]]
+	if !isKnown {
+		if _, ok := given["language"]; !ok {
+			return errors.New("language: is missing: the language's own name, such as Français")
+		}
+		known = l[english]
+	}
+	all := texts{}
+	maps.Copy(all, known)
+	var bad []error
+	for _, key := range slices.Sorted(maps.Keys(given)) {
+		text, problem := "", "must be a text"
+		if given[key][0] == '"' && json.Unmarshal(given[key], &text) == nil {
+			problem = textProblem(l[english], key, text)
+		}
+		if problem != "" {
+			bad = append(bad, fmt.Errorf("%s: %s", key, problem))
+		}
+		all[key] = text
+	}
+	l[match[1]] = all
+	return errors.Join(bad...)
+}
+
+// textProblem returns what is wrong with a text, or "".
+func textProblem(known texts, key, text string) string {
+	_, ok := known[key]
+	switch {
+	case len(known) > 0 && !ok:
+		return "there is no such text; the texts are " + strings.Join(slices.Sorted(maps.Keys(known)), ", ")
+	case strings.TrimSpace(text) == "" || utf8.RuneCountInString(text) > maxText:
+		return fmt.Sprintf("must have 1 to %d characters; leave it out for the English text", maxText)
+	case strings.ContainsFunc(text, unicode.IsControl):
+		return "must have no line breaks and no other control characters"
+	case key == "direction" && text != "ltr" && text != "rtl":
+		return "must be ltr or rtl"
+	case key == "minutes" && strings.Count(text, "%d") != 1:
+		return "must have %d once, for the number of minutes"
+	}
+	return ""
+}
+
+// of returns the language of the answer to a request: that of ?lang=, else the one with the highest
+// weight in Accept-Language, else English.
+func (l languages) of(r *http.Request) string {
+	if lang := r.URL.Query().Get("lang"); l[lang] != nil {
 		return lang
 	}
-	best, weight := "en", 0.0
+	best, weight := english, 0.0
 	for part := range strings.SplitSeq(strings.Join(r.Header.Values("Accept-Language"), ","), ",") {
 		tag, params, _ := strings.Cut(part, ";")
-		lang, _, _ := strings.Cut(strings.ToLower(strings.TrimSpace(tag)), "-")
 		q := 1.0
 		if value, ok := strings.CutPrefix(strings.TrimSpace(params), "q="); ok {
 			var err error
@@ -94,14 +171,30 @@ func languageOf(r *http.Request) string {
 				continue
 			}
 		}
-		if languages[lang].Title != "" && q > weight {
+		if lang := l.match(strings.TrimSpace(tag)); lang != "" && q > weight {
 			best, weight = lang, q
 		}
 	}
 	return best
 }
 
-// grouped formats a number with a comma between groups of three digits, which fits both languages.
+// match returns the language for a tag: the same one, else one that differs in script or region;
+// "" if there is none.
+func (l languages) match(tag string) (best string) {
+	primary := func(tag string) string { p, _, _ := strings.Cut(tag, "-"); return p }
+	for _, lang := range slices.Sorted(maps.Keys(l)) {
+		if strings.EqualFold(lang, tag) {
+			return lang
+		}
+		if best == "" && strings.EqualFold(primary(lang), primary(tag)) {
+			best = lang
+		}
+	}
+	return best
+}
+
+// grouped formats a number with a comma between groups of three digits. JavaScript formats it as
+// the language does.
 func grouped(n int64) string {
 	s := strconv.FormatInt(n, 10)
 	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {

@@ -8,10 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"html/template"
+	"maps"
 	"math"
 	"net/http"
 	"net/url"
 	"path"
+	"slices"
 	"strings"
 	"time"
 
@@ -22,10 +24,10 @@ import (
 //go:embed page
 var pageFiles embed.FS
 
-// policy is the Content-Security-Policy of the waiting page. The page may only load files and make
-// calls of its own origin. No other page may show it in a frame, so that nobody is tricked into
-// clicks on it.
-const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +
+// policy is the Content-Security-Policy of the waiting page; %s is the origin of its logo, if that is
+// another. The page may only load files and make calls of its own origin. No other page may show it
+// in a frame, so that nobody is tricked into clicks on it.
+const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'%s; connect-src 'self'; " +
 	"form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 
 // startRefresh is the time after which the start page, which has not entered the user, reloads
@@ -36,6 +38,9 @@ const startRefresh = 2 * time.Second
 // page renders the waiting page.
 type page struct {
 	base   string // path of the public URL
+	look   *Look
+	logo   string // address, "": none
+	policy string
 	html   *template.Template
 	assets map[string]asset // by path, with the hash of the content in the name
 	names  map[string]string
@@ -52,22 +57,29 @@ func (f asset) serve(w http.ResponseWriter, _ *http.Request) error {
 	h := w.Header()
 	h.Set("Cache-Control", "public, max-age=31536000, immutable")
 	h.Set("Content-Type", f.contentType)
+	// A logo in SVG must not run scripts when it is opened by itself
+	h.Set("Content-Security-Policy", "sandbox; default-src 'none'; style-src 'unsafe-inline'")
 	_, _ = w.Write(f.body) // an error means that the client has left
 	return nil
 }
 
 // newPage reads the embedded files. base is the path of the public URL.
-func newPage(base string) *page {
-	p := &page{base: base, assets: map[string]asset{}, names: map[string]string{}}
-	for name, contentType := range map[string]string{
-		"wait.css": "text/css; charset=utf-8", "wait.js": "text/javascript; charset=utf-8", "wait.svg": "image/svg+xml",
-	} {
-		body := mustRead(name)
-		sum := sha256.Sum256(body)
+func newPage(base string, look *Look) *page {
+	p := &page{base: base, look: look, assets: map[string]asset{}, names: map[string]string{}}
+	add := func(name string, f asset) {
+		sum := sha256.Sum256(f.body)
 		ext := path.Ext(name)
 		to := "/assets/" + strings.TrimSuffix(name, ext) + "-" + hex.EncodeToString(sum[:8]) + ext
-		p.assets[to] = asset{contentType, body}
+		p.assets[to] = f
 		p.names[name] = base + to
+	}
+	add("wait.css", asset{"text/css; charset=utf-8", append(mustRead("wait.css"), look.css...)})
+	add("wait.js", asset{"text/javascript; charset=utf-8", mustRead("wait.js")})
+	add("wait.svg", asset{"image/svg+xml", mustRead("wait.svg")})
+	p.logo, p.policy = look.logoURL, fmt.Sprintf(policy, look.logoOrigin)
+	if look.logo.body != nil {
+		add("logo"+look.logoExt, look.logo)
+		p.logo = p.names["logo"+look.logoExt]
 	}
 	p.html = template.Must(template.New("wait").Parse(string(mustRead("wait.html"))))
 	return p
@@ -85,12 +97,12 @@ func mustRead(name string) []byte {
 
 // view is what the page shows.
 type view struct {
-	Lang, OtherLang string
-	Text            texts
-	Event           string
-	Key             string // of the message; JavaScript decides by it what to do
-	Message         message
-	Paused          bool
+	Lang    string
+	Text    texts
+	Event   string
+	Key     string // of the message; JavaScript decides by it what to do
+	Message message
+	Paused  bool
 
 	Position, Total, ETA string // "": unknown
 	Refresh              int    // seconds after which a browser without JavaScript loads the page again; 0: never
@@ -98,9 +110,13 @@ type view struct {
 	ReturnURL            string // to go on by a link
 	Leave, Again         bool   // shows the buttons
 
-	Page, Other, Form, Stream, Ticket, Token string // addresses
-	CSS, JS, Icon                            string
+	Page, Form, Stream, Ticket, Token string // addresses
+	Others                            []otherPage
+	CSS, JS, Icon, Logo               string
 }
+
+// otherPage is the link to the page in another language.
+type otherPage struct{ Lang, Name, Page string }
 
 // path returns the path of an event's waiting page. what is "left" for the page that says that the
 // user has left, and "" for the page that enters the user.
@@ -109,7 +125,7 @@ func (p *page) path(event, what, lang string) string {
 	if what != "" {
 		query.Set(what, "")
 	}
-	if _, ok := languages[lang]; ok {
+	if _, ok := p.look.languages[lang]; ok {
 		query.Set("lang", lang)
 	}
 	to := p.base + "/events/" + event + "/wait"
@@ -120,7 +136,8 @@ func (p *page) path(event, what, lang string) string {
 }
 
 func (p *page) view(r *http.Request, event string) *view {
-	lang := languageOf(r)
+	languages := p.look.languages
+	lang := languages.of(r)
 	chosen := "" // keeps the choice of ?lang= in further addresses
 	if r.URL.Query().Get("lang") == lang {
 		chosen = lang
@@ -135,21 +152,21 @@ func (p *page) view(r *http.Request, event string) *view {
 		Stream: p.base + "/events/" + event + "/tickets/waiting",
 		Ticket: p.base + "/events/" + event + "/ticket",
 		Token:  p.base + "/events/" + event + "/ticket/token",
-		CSS:    p.names["wait.css"], JS: p.names["wait.js"], Icon: p.names["wait.svg"],
+		CSS:    p.names["wait.css"], JS: p.names["wait.js"], Icon: p.names["wait.svg"], Logo: p.logo,
 	}
-	v.OtherLang = "ko"
-	if lang == "ko" {
-		v.OtherLang = "en"
+	for _, other := range slices.Sorted(maps.Keys(languages)) {
+		if other != lang {
+			v.Others = append(v.Others, otherPage{other, languages[other]["language"], p.path(event, "", other)})
+		}
 	}
-	v.Other = p.path(event, "", v.OtherLang)
 	return v
 }
 
 // show answers with the page and one of its messages.
 func (p *page) show(w http.ResponseWriter, r *http.Request, status int, v *view, key string) error {
-	v.Key, v.Message = key, v.Text.Messages[key]
+	v.Key, v.Message = key, v.Text.message(key)
 	if key == "admitted" && v.ReturnURL == "" {
-		v.Message = v.Text.Messages["no_link"]
+		v.Message = v.Text.message("no_link")
 	}
 	var b bytes.Buffer
 	if err := p.html.Execute(&b, v); err != nil {
@@ -158,7 +175,7 @@ func (p *page) show(w http.ResponseWriter, r *http.Request, status int, v *view,
 	h := w.Header()
 	h.Set("Content-Type", "text/html; charset=utf-8")
 	h.Set("Content-Language", v.Lang)
-	h.Set("Content-Security-Policy", policy)
+	h.Set("Content-Security-Policy", p.policy)
 	h.Set("Referrer-Policy", "same-origin")
 	h.Set("Vary", "Accept-Language")
 	w.WriteHeader(status)
@@ -237,7 +254,7 @@ func (a *API) showProblem(w http.ResponseWriter, r *http.Request, v *view, err e
 	switch key := p.reason; {
 	case key == "identity":
 		return p
-	case v.Text.Messages[key] != message{}:
+	case v.Text.message(key) != message{}:
 		return a.page.show(w, r, p.Status, v, key)
 	}
 	v.Refresh = max(int(math.Ceil(p.RetryAfter.Seconds())), 5)

@@ -1,8 +1,11 @@
 package roomapi
 
 import (
+	"encoding/json"
+	"maps"
 	"net/http"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -236,17 +239,22 @@ func TestPageEscapes(t *testing.T) {
 
 func TestLanguagesHaveTheSameTexts(t *testing.T) {
 	t.Parallel()
+	languages := standardLook().languages
+	require.Len(t, languages, 2)
 	en := languages["en"]
 	for lang, texts := range languages {
-		require.Len(t, texts.Messages, len(en.Messages), lang)
-		for key := range en.Messages {
-			require.NotEmpty(t, texts.Messages[key].Headline, "%s: %s", lang, key)
-			require.NotEmpty(t, texts.Messages[key].Detail, "%s: %s", lang, key)
+		file, err := pageFiles.ReadFile("page/texts/" + lang + ".json")
+		require.NoError(t, err)
+		var own map[string]string
+		require.NoError(t, json.Unmarshal(file, &own))
+		require.ElementsMatch(t, slices.Collect(maps.Keys(en)), slices.Collect(maps.Keys(own)), lang)
+		for key, text := range own {
+			require.Empty(t, textProblem(en, key, text), "%s: %s", lang, key)
 		}
-		require.Contains(t, texts.Minutes, "%d")
+		require.Contains(t, texts, "waiting.detail")
 	}
 	for _, reason := range []string{EndedLeft, EndedReplaced, EndedClosed, EndedSoldOut, EndedRemoved, EndedGone} {
-		require.Contains(t, en.Messages, reason)
+		require.NotZero(t, en.message(reason))
 	}
 }
 
@@ -255,6 +263,7 @@ func TestNumbersInText(t *testing.T) {
 	for n, want := range map[int64]string{0: "0", 999: "999", 1000: "1,000", 1234567: "1,234,567", -1000: "-1,000", -100: "-100"} {
 		require.Equal(t, want, grouped(n))
 	}
-	require.Equal(t, "less than a minute", languages["en"].eta(59.9))
-	require.Equal(t, "about 1,667 min", languages["en"].eta(100_000))
+	en := standardLook().languages["en"]
+	require.Equal(t, "less than a minute", en.eta(59.9))
+	require.Equal(t, "about 1,667 min", en.eta(100_000))
 }

@@ -85,6 +85,7 @@ type Options struct {
 	MaxConnectionsPerIP int
 	EnterRatePerIP      int // new visitors a second
 
+	Look    *Look // of the waiting page; nil: the standard one
 	Metrics Metrics
 }
 
@@ -133,7 +134,10 @@ func New(o Options) *API {
 		_ = a.csrf.AddTrustedOrigin(a.origin) // fails only for what is no origin
 	}
 	a.identity = identity{keys: o.CookieKeys, header: o.IdentityHeader, secure: secure}
-	a.page = newPage(base)
+	if o.Look == nil {
+		o.Look = standardLook()
+	}
+	a.page = newPage(base, o.Look)
 	a.routes().Register(a.mux, a.fail)
 	return a
 }

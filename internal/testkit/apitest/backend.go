@@ -401,6 +401,17 @@ func (f *Backend) Guard(_ context.Context, name string) (api.Guard, error) {
 	}, f.Err
 }
 
+func (f *Backend) GuardKeys(_ context.Context, name string) (keys []string, more bool, err error) {
+	return []string{"user-1", "user-2"}, true, f.Err
+}
+
+func (f *Backend) GuardHealth(context.Context) api.GuardHealth {
+	return api.GuardHealth{
+		Healthy: true, Redis: api.GuardRedisHealth{Reachable: true, PingMS: 0.5, Role: "master", MemoryRatio: 0.25},
+		Guards: []api.GuardNamedHealth{{Name: "pool/smtp", MembersUsable: 2}},
+	}
+}
+
 func (f *Backend) ControlGuard(_ context.Context, name, member string, do guard.Action) error {
 	f.Mu.Lock()
 	defer f.Mu.Unlock()

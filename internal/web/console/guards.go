@@ -110,6 +110,9 @@ func (g guardData) Policy() string {
 		plural(g.Spec.Successes, "success", "successes"))
 }
 
+// IsLimiter reports whether the guard is a limiter, which has no members.
+func (g guardData) IsLimiter() bool { return strings.HasPrefix(g.Name, "limiter/") }
+
 // HasBreaker reports whether a member is known to have a breaker: from the guard's spec, or because
 // it counts failures or is not closed. A member's own closed breaker without failures is not known.
 func (g guardData) HasBreaker(m api.GuardMember) bool {

@@ -51,6 +51,8 @@ func (f *fakeBackend) Guard(_ context.Context, name string) (api.Guard, error) {
 			{ID: "carl" + hostile, State: "off", Breaker: "half_open", LastUsedAt: &created, Uses: 4321},
 			{ID: "alice", State: "busy", Breaker: "closed", Held: 2, Left: &three, Uses: 12},
 		}
+	case "limiter/api":
+		g.Spec = api.GuardSpec{Limiter: "token", Permits: 5, WindowMS: 1000, Burst: 10}
 	case "lock/report":
 		g.Spec = api.GuardSpec{Limiter: "none", Concurrency: 1}
 		g.Members = []api.GuardMember{{ID: "1", State: "free", Breaker: "closed"}}
@@ -96,6 +98,13 @@ func TestGuards(t *testing.T) {
 		require.Equal(t, http.StatusForbidden, as(t, who).get("/ui/guards").Code, who.Role)
 		require.Equal(t, http.StatusForbidden, as(t, who).get("/ui/guards/pool%2Fsmtp").Code, who.Role)
 	}
+}
+
+func TestLimiter(t *testing.T) {
+	d := parallelAs(t, reader).page("/ui/guards/limiter%2Fapi")
+	require.Contains(t, d.text, "limit 5 per 1 s, bursts of 10 for each key.")
+	require.Contains(t, d.text, "bulkaction guard show limiter/api --keys")
+	require.NotContains(t, d.text, "Members")
 }
 
 func TestGuard(t *testing.T) {

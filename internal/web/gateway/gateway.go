@@ -174,6 +174,13 @@ func (b backend) Guard(ctx context.Context, name string) (api.Guard, error) {
 	return v, guardError(err)
 }
 
+func (b backend) GuardKeys(ctx context.Context, name string) (keys []string, more bool, err error) {
+	keys, more, err = b.guards.Keys(ctx, name)
+	return keys, more, guardError(err)
+}
+
+func (b backend) GuardHealth(ctx context.Context) api.GuardHealth { return b.guards.Health(ctx) }
+
 func (b backend) ControlGuard(ctx context.Context, name, member string, do guard.Action) error {
 	return guardError(b.guards.Control(ctx, name, member, do))
 }

@@ -198,8 +198,8 @@ func parseNumber(v string) *float64 {
 
 const (
 	guardProblem = "must be NAME or KIND/NAME, with the slash escaped as %2F, where KIND is pool, breaker, lock, " +
-		"semaphore or key (key/NAME/KEY), and the others match ^[A-Za-z0-9._-]{1,128}$"
-	kindProblem = "must be pool, breaker, lock, semaphore or key"
+		"semaphore, limiter or key (key/NAME/KEY), and the others match ^[A-Za-z0-9._-]{1,128}$"
+	kindProblem = "must be pool, breaker, lock, semaphore, limiter or key"
 )
 
 // guardName parses the name of the guard in the path, and returns it as KIND/NAME.
@@ -240,7 +240,16 @@ func getGuard(b Backend) func(*http.Request) (api.Guard, error) {
 		if err != nil {
 			return v, err
 		}
-		v, err = b.Guard(r.Context(), name)
+		keys, err := boolParam(r, "keys")
+		if err == nil && keys && !strings.HasPrefix(name, "limiter/") {
+			err = invalidField("keys", "only a limiter has keys")
+		}
+		if err != nil {
+			return v, err
+		}
+		if v, err = b.Guard(r.Context(), name); err == nil && keys {
+			v.Keys, v.MoreKeys, err = b.GuardKeys(r.Context(), name)
+		}
 		v.Members, v.Counters = orEmpty(v.Members), orEmptyMap(v.Counters)
 		return v, err
 	}

@@ -212,6 +212,7 @@ func (f *fields) eventSettings() api.EventSettings {
 		Grace:      f.duration("grace"),
 		OnClose:    f.text("on_close"),
 		NoShow:     f.text("no_show"),
+		Preset:     f.text("preset"),
 		Mode:       f.text("mode"),
 		ReturnURL:  f.text("return_url"),
 		Retention:  f.duration("retention"),

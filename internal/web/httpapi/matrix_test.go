@@ -158,6 +158,7 @@ var wants = map[string]int{
 	"POST /v1/types/{type}/resume":     202,
 	"PUT /v1/workers/{id}":             404, // there is none
 	"GET /v1/guards/{name}":            404, // there is none
+	"GET /v1/guards/health":            200,
 	"POST /v1/keys":                    201,
 	"DELETE /v1/keys/{id}":             404, // there is none
 	"POST /v1/guards/{name}/members/*": 404, // there is none

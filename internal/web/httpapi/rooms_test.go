@@ -98,14 +98,14 @@ func TestPutEvent(t *testing.T) {
 	require.Equal(t, api.EventSettings{Capacity: new(int64(3))}, f.Set)
 
 	all := `{"capacity": 10000000, "stock": 0, "rate": 2.5, "burst": 9, "max_waiting": 1e6, "token_ttl": "1m30s",
-		"leeway": 5000, "max_session": 0, "ready": "100ms", "grace": 0, "on_close": "release", "no_show": "release",
+		"leeway": 5000, "max_session": 0, "ready": "100ms", "grace": 0, "on_close": "release", "no_show": "release", "preset": "strict",
 		"mode": "paused", "return_url": "https://shop.example/buy", "retention": null}`
 	require.Equal(t, 200, localCall(t, h, "PUT", "/v1/events/e", all, "If-Match", `"7"`).Code)
 	d := func(d time.Duration) *api.Duration { return new(api.Duration(d)) }
 	require.Equal(t, api.EventSettings{
 		Capacity: new(int64(10_000_000)), Stock: new(int64(0)), Rate: new(2.5), Burst: 9, MaxWaiting: new(int64(1_000_000)),
 		TokenTTL: d(90 * time.Second), Leeway: d(5 * time.Second), MaxSession: d(0), Ready: d(100 * time.Millisecond),
-		Grace: d(0), OnClose: "release", NoShow: "release", Mode: "paused", ReturnURL: "https://shop.example/buy",
+		Grace: d(0), OnClose: "release", NoShow: "release", Preset: "strict", Mode: "paused", ReturnURL: "https://shop.example/buy",
 	}, f.Set)
 	require.Equal(t, 200, localCall(t, h, "PUT", "/v1/events/e", all, "If-Match", "1764000000000").Code)
 	require.Equal(t, []string{"set sale-1 0", "set e 7", "set e 1764000000000"}, f.Calls)

@@ -111,6 +111,9 @@ type Backend interface {
 	Guards(ctx context.Context, q guard.Query) (api.GuardList, error)
 	// Guard returns a guard with all its members.
 	Guard(ctx context.Context, name string) (api.Guard, error)
+	// GuardKeys returns keys of a limiter, and whether there may be others.
+	GuardKeys(ctx context.Context, name string) (keys []string, more bool, err error)
+	GuardHealth(ctx context.Context) api.GuardHealth
 	// ControlGuard carries out an operator's action on a member of a guard.
 	ControlGuard(ctx context.Context, name, member string, do guard.Action) error
 	// Stats returns queue sizes, rates and live processes.
@@ -301,7 +304,9 @@ func (s *server) routes() []route {
 		{method: get, path: "/v1/guards", scope: auth.ReadSystem, object: noTenant, serve: show(listGuards(s.Backend)),
 			query: append([]string{"kind"}, page...)},
 		{method: get, path: "/v1/guards/{name}", scope: auth.ReadSystem, object: noTenant,
-			serve: show(getGuard(s.Backend))},
+			serve: show(getGuard(s.Backend)), query: []string{"keys"}},
+		{method: get, path: "/v1/guards/health", scope: auth.ReadSystem, object: noTenant,
+			serve: show(func(r *http.Request) (api.GuardHealth, error) { return s.Backend.GuardHealth(r.Context()), nil })},
 		{method: get, path: "/v1/stats", scope: auth.ReadMetrics, object: noTenant, serve: show(s.getStats)},
 		{method: get, path: "/v1/history", scope: auth.ReadMetrics, object: noTenant,
 			serve: show(getHistory(s.Backend)), query: []string{"minutes"}},

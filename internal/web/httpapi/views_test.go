@@ -82,6 +82,15 @@ func TestGuards(t *testing.T) {
 		require.Equal(t, name, v.Name)
 		require.Equal(t, "cooling", v.Members[0].State)
 	}
+	v := decode[api.Guard](t, call(t, h, "GET", "/v1/guards/limiter%2Fapi?keys=true", ""))
+	require.Equal(t, []string{"user-1", "user-2"}, v.Keys)
+	require.True(t, v.MoreKeys)
+	require.Empty(t, decode[api.Guard](t, call(t, h, "GET", "/v1/guards/limiter%2Fapi", "")).Keys, "only if asked for")
+	requireProblem(t, call(t, h, "GET", "/v1/guards/smtp?keys=true", ""), 422, "keys")
+	requireProblem(t, call(t, h, "GET", "/v1/guards/limiter%2Fapi?keys=9", ""), 422, "keys")
+	health := decode[api.GuardHealth](t, call(t, h, "GET", "/v1/guards/health", ""))
+	require.True(t, health.Healthy)
+	require.Equal(t, "pool/smtp", health.Guards[0].Name)
 	requireProblem(t, call(t, h, "GET", "/v1/guards/none", ""), 404, "")
 	for _, bad := range []string{"a%20b", "pools%2Fa", "pool%2F", "pool%2Fa%2Fb", "key%2Fa", "%2Fa", strings.Repeat("x", 129)} {
 		requireProblem(t, call(t, h, "GET", "/v1/guards/"+bad, ""), 400, "name")
