@@ -20,7 +20,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// What Health returns.
+// Health is what Client.Health returns.
 type (
 	Health      = api.GuardHealth
 	RedisHealth = api.GuardRedisHealth
