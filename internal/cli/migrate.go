@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"strconv"
 
 	"github.com/spf13/cobra"
 
@@ -88,6 +89,9 @@ func migrate(ctx context.Context, r *Root, conn *redisx.Conn, space keyspace.Spa
 		}
 	}
 	return r.show(map[string]any{"parts": all}, func(t table) {
+		if !slices.ContainsFunc(all, func(d migration) bool { return d.Layout != strconv.Itoa(d.Newest) }) {
+			t.row("All data has the newest layout of this version: there is nothing more to migrate.")
+		}
 		t.section("DATA", "LAYOUT", "NEWEST", "TO CONVERT")
 		for _, d := range all {
 			t.row(d.Part, d.Layout, d.Newest, "")

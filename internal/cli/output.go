@@ -160,7 +160,7 @@ func groupRows(t table, g api.Group) {
 	if len(g.Aggregate) > 0 {
 		t.section("AGGREGATE", "VALUE")
 		for _, name := range slices.Sorted(maps.Keys(g.Aggregate)) {
-			t.row(name, truncate(string(g.Aggregate[name]), 200))
+			t.row(name, truncate(cmp.Or(g.AggregateErrors[name], string(g.Aggregate[name])), 200))
 		}
 	}
 	if len(g.Timestamps) > 0 {

@@ -222,7 +222,12 @@ func (s *Store) workPlan(ctx context.Context, p keyspace.Partition, id string) (
 	if err != nil || len(groups) == 0 {
 		return nil, err
 	}
-	return ledger.WorkPlan(s.reducers, groups[0].Aggregates)
+	return s.WorkPlan(groups[0].Aggregates)
+}
+
+// WorkPlan is ledger.WorkPlan with the reducers of this process.
+func (s *Store) WorkPlan(encoded string) (*reducer.Plan, error) {
+	return ledger.WorkPlan(s.reducers, encoded)
 }
 
 // ReduceFailures reduces the failed jobs of a group that asked for an aggregate of them, and stores

@@ -217,28 +217,22 @@ func (a *advancer) skipGroup(ctx context.Context, id string, err error) error {
 }
 
 // handOver gives up the leadership of the partition for a while if another watcher has the reducers
-// of the group's failures that this process lacks. Otherwise it does nothing: the next pass over all
-// open groups tries again. It returns ErrFenced after it has given up the leadership.
-func (a *advancer) handOver(ctx context.Context, id string, lacks *ledger.MissingReducerError) error {
-	have, err := presence.Reducers(ctx, a.Conn, a.Space, "watcher")
-	if err != nil {
+// of a group, of which this process lacks some. Otherwise it does nothing. It returns ErrFenced after
+// it has given up the leadership.
+func (p *partition) handOver(ctx context.Context, id string, lacks *ledger.MissingReducerError) error {
+	if has, err := presence.HasReducers(ctx, p.Conn, p.Space, "watcher", lacks.Ops); err != nil || !has {
 		return err
 	}
-	for _, op := range lacks.Missing {
-		if !have[op] {
-			return nil
-		}
-	}
-	a.log.Info("another watcher has the reducer of a group, handing over the partition", "group", id, "reducers", lacks.Missing)
+	p.log.Info("another watcher has the reducer of a group, handing over the partition", "group", id, "reducers", lacks.Missing)
 	// The group is dirty again, so that the next leader advances it at once.
-	if err := a.Conn.Cmd.SAdd(ctx, a.Dirty(), id).Err(); err != nil {
+	if err := p.Conn.Cmd.SAdd(ctx, p.Dirty(), id).Err(); err != nil {
 		return fmt.Errorf("hand over group %s: %w", id, err)
 	}
-	if _, err := ledger.Lead(ctx, a.Conn.Cmd, a.Partition, a.ID, 0); err != nil {
+	if _, err := ledger.Lead(ctx, p.Conn.Cmd, p.Partition, p.ID, 0); err != nil {
 		return err
 	}
-	a.noLeadUntil = time.Now().Add(handOverPause)
-	return fmt.Errorf("hand over partition %d: %w", a.Index(), ledger.ErrFenced)
+	p.noLeadUntil = time.Now().Add(handOverPause)
+	return fmt.Errorf("hand over partition %d: %w", p.Index(), ledger.ErrFenced)
 }
 
 // reconcile advances a page of the open groups. A pass over all of them begins Interval after the
@@ -298,6 +292,16 @@ func (o *outbox) publishAll(ctx context.Context) (worked bool, err error) {
 // that can't be turned into an event is quarantined and removed. If it can't be quarantined, it
 // stays in the outbox; then publishBatch returns an error after it has removed the others.
 func (o *outbox) publishBatch(ctx context.Context, entries []ledger.OutboxEntry) error {
+	for i := range entries {
+		if e := &entries[i]; e.Err == nil && e.Status.Ended() { // its event shows the aggregates
+			_, err := o.store.WorkPlan(e.After.Aggregates)
+			if lacks, ok := errors.AsType[*ledger.MissingReducerError](err); ok {
+				if err := o.handOver(ctx, e.Group, lacks); err != nil {
+					return err
+				}
+			}
+		}
+	}
 	var msgs []*message.Message
 	var done, unreadable []string
 	var add []func(redis.Pipeliner)

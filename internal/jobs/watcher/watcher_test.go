@@ -309,6 +309,38 @@ func TestFailuresOfACancelledGroupAreReduced(t *testing.T) {
 	})
 }
 
+// TestTheLastEventHasTheAggregate: the leader lacks the reducer of a group that ends, and another
+// watcher has it: that one publishes the event.
+func TestTheLastEventHasTheAggregate(t *testing.T) {
+	w := stagetest.Parallel(t, 1)
+	registry := reducer.NewRegistry()
+	require.NoError(t, registry.Register("own", reducer.MapReduce(
+		func(reducer.Result) (int, error) { return 1, nil }, func(a, b int) int { return a + b })))
+	lacks := w.Store
+	w.Store = groups.New(groups.Config{}, w.Conn, w.Space, w.Tel, registry, nil)
+	w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(2),
+		Aggregate: []messages.Aggregate{{As: "x", Op: "own"}}})
+	w.Admit("T")
+	jobs := w.Take("T", "c", 2)
+	has := w.Store
+	w.Store = lacks
+	run(w, watcher.Config{Interval: 200 * time.Millisecond}, "lacks")
+	w.Await("the group runs", func() bool { return w.Group("g").Status == api.StatusRunning })
+	w.Store = has
+	run(w, watcher.Config{Interval: 200 * time.Millisecond}, "has")
+	w.Await("the second watcher", func() bool {
+		ok, err := presence.HasReducers(stagetest.Trusted(t), w.Conn, w.Space, "watcher", []string{"own"})
+		return err == nil && ok
+	})
+	w.Run(aggregator.New(stagetest.Process(w, "a"), aggregator.Config{Block: 50 * time.Millisecond, Lease: stagetest.Patience}, registry))
+	w.Done("1", jobs...)
+	awaitIDs(w, "g", "1.created", "1.dispatched", "1.running", "1.aggregating", "1.completed")
+	all := events(w)
+	last := all[len(all)-1].Group
+	require.Equal(t, "2", string(last.Aggregate["x"]))
+	require.Empty(t, last.AggregateErrors)
+}
+
 // TestAReducerOfFailuresThatFailsForGood: the group ends, or stays cancelled, and says why the
 // aggregate is null.
 func TestAReducerOfFailuresThatFailsForGood(t *testing.T) {

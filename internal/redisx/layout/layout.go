@@ -106,10 +106,15 @@ func (p Part) Check(n Number) error {
 	if p.Oldest != p.Newest {
 		reads = fmt.Sprintf("layouts %d and %d", p.Oldest, p.Newest)
 	}
+	has := "has"
+	if n.Phase == Announced {
+		has = "is about to have"
+	}
 	switch {
 	case to > p.Newest:
-		return fmt.Errorf("%w: the data of %s has layout %d, or is about to have it, and this version reads %s: "+
-			"run a later version, which reads layout %d (docs/howto/upgrading.md)", ErrUnsupported, p.Name, to, reads, to)
+		return fmt.Errorf("%w: the data of %s %s layout %d, and this version reads %s: run a later version, which "+
+			"reads layout %d, or restore a backup from before (docs/howto/upgrading.md)",
+			ErrUnsupported, p.Name, has, to, reads, to)
 	case from < p.Oldest:
 		return fmt.Errorf("%w: data of %s has layout %d, and this version reads %s: run a version that reads "+
 			"layouts %d and %d, and `bulkaction migrate` of it (docs/howto/upgrading.md)",

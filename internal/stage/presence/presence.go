@@ -301,6 +301,17 @@ func (s *Served) Reducers(ctx context.Context) (ops map[string]bool, known bool)
 	})
 }
 
+// HasReducers reports whether a live process of a role has all of these reducers.
+func HasReducers(ctx context.Context, conn *redisx.Conn, space keyspace.Space, role string, ops []string) (bool, error) {
+	stages, err := Stages(ctx, conn, space)
+	for _, p := range stages {
+		if p.Role == role && !slices.ContainsFunc(ops, func(op string) bool { return !slices.Contains(p.Reducers, op) }) {
+			return true, err
+		}
+	}
+	return false, err
+}
+
 // Reducers returns the names of the reducers that live processes of a role have, each of them true.
 func Reducers(ctx context.Context, conn *redisx.Conn, space keyspace.Space, role string) (map[string]bool, error) {
 	stages, err := Stages(ctx, conn, space)
