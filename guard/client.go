@@ -219,7 +219,9 @@ func (c *Client) check(ctx context.Context, queue bool) error {
 	if r.err != nil {
 		return r.err
 	}
-	c.watchLayout(r)
+	if err := c.watchLayout(ctx, r); err != nil {
+		return err
+	}
 	if queue {
 		return r.publish
 	}
@@ -302,16 +304,16 @@ func checkSetup(ctx context.Context, c *Client) *setupResult {
 			return r
 		}
 	}
+	if err := c.checkLayout(ctx); err != nil {
+		r.err = err
+		return r
+	}
 	if err := c.rdb.Publish(ctx, channel(c), "").Err(); err != nil {
 		if !isDenied(err) {
 			r.err = fmt.Errorf("%w: %w", ErrUnavailable, err)
 			return r
 		}
 		r.publish = fmt.Errorf("%w: %w", ErrNoPublish, err)
-		return r
-	}
-	if err := c.checkLayout(ctx); err != nil {
-		r.err = err
 		return r
 	}
 	r.passed = true
@@ -332,31 +334,49 @@ func (c *Client) checkLayout(ctx context.Context) error {
 	return fmt.Errorf("%w: %w", ErrUnavailable, err)
 }
 
-// watchLayout reads the number of the layout again, in the background, if r is a second old. It has
+// watchLayout reads the number of the layout again if r is a second old: in the background, or if the
+// Client was not used for so long that a migration may have passed meanwhile, before the call. It has
 // no goroutine of its own, so a Client that is not used reads nothing.
-func (c *Client) watchLayout(r *setupResult) {
-	if time.Since(r.ended) < layout.Interval {
-		return
+func (c *Client) watchLayout(ctx context.Context, r *setupResult) error {
+	age := time.Since(r.ended)
+	if age < layout.Interval {
+		return nil
+	}
+	look := func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, callTimeout)
+		defer cancel()
+		err := c.checkLayout(ctx)
+		if !errors.Is(err, ErrSetup) {
+			return nil // also while Redis is away: the call itself will tell
+		}
+		c.cfg.logger.Error("guards can't be used any more", "error", err)
+		c.setup.Store(&setupResult{err: err, ended: time.Now()})
+		return err
+	}
+	if age > 3*layout.Interval {
+		if err := look(ctx); err != nil {
+			return err
+		}
+		c.renewSetup(r)
+		return nil
 	}
 	select {
 	case c.checking <- struct{}{}:
 	default:
-		return
+		return nil
 	}
+	c.renewSetup(r)
+	if !c.start(func() { _ = look(context.Background()); <-c.checking }) {
+		<-c.checking
+	}
+	return nil
+}
+
+// renewSetup notes that the number of the layout was, or is being, read again.
+func (c *Client) renewSetup(r *setupResult) {
 	now := *r
 	now.ended = time.Now()
-	c.setup.Store(&now)
-	if !c.start(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
-		defer cancel()
-		if err := c.checkLayout(ctx); errors.Is(err, ErrSetup) {
-			c.cfg.logger.Error("guards can't be used any more", "error", err)
-			c.setup.Store(&setupResult{err: err, ended: time.Now()})
-		}
-		<-c.checking
-	}) {
-		<-c.checking
-	}
+	c.setup.CompareAndSwap(r, &now)
 }
 
 // evictionPolicy returns Redis's setting maxmemory-policy; "" if Redis does not tell it. On a

@@ -194,7 +194,7 @@ func TestNoPublish(t *testing.T) {
 			require.ErrorIs(t, err, ErrNoPublish)
 			_, err = c.Pool(t.Context(), "p", Spec{Members: []Member{{ID: "a"}}})
 			require.ErrorIs(t, err, ErrNoPublish)
-			require.Empty(t, admin.Keys(t.Context(), name+":*").Val(), "nothing was written")
+			require.Empty(t, admin.Keys(t.Context(), name+":guard:{*").Val(), "no guard was written")
 			d, err := c.Limiter("l", PerWindow(1, time.Second)).Take(t.Context(), "k", 1)
 			require.NoError(t, err, "a limiter needs no channel")
 			require.True(t, d.Allowed)

@@ -14,6 +14,9 @@ import (
 type own struct {
 	acc Accumulator
 	err error // why the aggregate has failed for good; acc is not used any more
+	// other says that the stored state may be right, and only this process can't use it: it must not
+	// be overwritten, because a process of another version can.
+	other bool
 }
 
 // ownFactory wraps the factory of a registered reducer. Its accumulators never panic.
@@ -69,6 +72,7 @@ func (o *own) MarshalJSON() ([]byte, error) {
 func (o *own) UnmarshalJSON(b []byte) error {
 	if o.err == nil {
 		o.keep(guard(func() error { return o.acc.UnmarshalJSON(b) }))
+		o.other = o.err != nil
 	}
 	return nil
 }

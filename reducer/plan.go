@@ -170,6 +170,9 @@ func (s *State) Encode() ([]byte, error) {
 	out := strconv.AppendInt([]byte(`{"count":`), s.count, 10)
 	for i, acc := range s.accs {
 		as := s.plan.specs[i].As
+		if o, ok := acc.(*own); ok && o.other {
+			return nil, fmt.Errorf("encode aggregate %q: this process can't use its state: %w", as, o.err)
+		}
 		name, err := json.Marshal(as)
 		if err != nil {
 			return nil, fmt.Errorf("encode aggregate %q: %w", as, err)

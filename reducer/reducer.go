@@ -186,7 +186,7 @@ func (r *Registry) CompileStored(specs []Spec) *Plan {
 	p := &Plan{specs: slices.Clone(specs), fields: newExtractor()}
 	for _, spec := range specs {
 		if err := r.compile(p, spec, false); err != nil {
-			failed := &own{}
+			failed := &own{other: true}
 			failed.keep(err)
 			p.parts = append(p.parts, part{slot: noSlot, make: func(Spec) (Accumulator, error) { return failed, err }})
 			if r.factories[spec.Op] == nil {

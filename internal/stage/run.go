@@ -134,6 +134,10 @@ func RunAll(ctx context.Context, runs ...func(context.Context) error) error {
 	return errors.Join(errs...)
 }
 
+// ErrOneNode is the error of a process that does not know that its Redis is a Cluster.
+var ErrOneNode = errors.New(
+	"BULKACTION_REDIS_URL names one node of a Redis Cluster: name several, separated by commas, or add ?cluster=true")
+
 // CheckPartitions returns an error when the configured number of partitions differs from the number
 // stored in Redis, or when Redis fails. If Redis has no number, it stores the configured one. A
 // process with another number would look for tenants in the wrong partitions.
@@ -146,10 +150,7 @@ func CheckPartitions(ctx context.Context, conn *redisx.Conn, space keyspace.Spac
 		}
 	}
 	if call.IsMoved(err) && !conn.IsCluster() {
-		return errors.New(
-			"BULKACTION_REDIS_URL names one node of a Redis Cluster: name several, separated by commas, or " +
-				"add ?cluster=true",
-		)
+		return ErrOneNode
 	}
 	if err != nil {
 		return fmt.Errorf("check number of partitions: %w", err)

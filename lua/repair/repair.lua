@@ -26,6 +26,7 @@ local g = call('HMGET', key, 'status', 'repaired', 'at:created', 'tenant', 'lane
 precheck('ZCARD', B .. 'groups', B .. 'groups:' .. tenant, B .. 'open', B .. 'ended', B .. 'failed', B .. 'tenants',
   B .. 'scheduled', B .. 'non-ready', B .. 'non-ready:' .. tenant, B .. 'suspended:' .. tenant)
 precheck('SCARD', B .. 'suspended', B .. 'resuming')
+precheck('HLEN', B .. 'rate')
 precheck('LLEN', B .. 'wake:dispatcher', B .. 'wake:fetcher')
 precheck_mark_dirty()
 local lane, factor, waiting = g[5] or 'normal', alpha(), {}
@@ -36,6 +37,8 @@ allow_oom()
 if not call('ZSCORE', B .. 'non-ready', tenant) then reindex(tenant) end
 if call('ZCARD', B .. 'suspended:' .. tenant) > 0 and call('SADD', B .. 'suspended', tenant) == 1 then
   call('SADD', B .. 'resuming', tenant) -- promote suspends those again that are still paused
+  local last = tonumber(call('HGET', B .. 'rate', 'resumed') or 0)
+  call('HSET', B .. 'rate', 'resumed', string.format('%.0f', math.max(now, last + 2))) -- as mark_resumed of pause
   wake('dispatcher')
 end
 if not g[1] then

@@ -7,13 +7,16 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/internal/audit"
 	"github.com/bulkaction/bulkaction/internal/audit/repair"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/testkit/audittest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
+	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 )
 
 func TestMain(m *testing.M) { audittest.Main(m) }
@@ -223,4 +226,38 @@ func TestKeyOfWrongTypeDoesNotStopARepair(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestRepairedSuspendedJobsReturn: a tenant with suspended jobs is missing in the list of such tenants
+// while its group is resumed. After the repair the jobs go on.
+func TestRepairedSuspendedJobsReturn(t *testing.T) {
+	w := stagetest.Parallel(t, 1)
+	ctx := stagetest.Trusted(t)
+	w.Jobs("g", "T", 1)
+	w.Admit("T")
+	_, err := w.Store.Pause(ctx, "g")
+	require.NoError(t, err)
+	require.NoError(t, w.Conn.Cmd.XGroupCreateMkStream(ctx, w.P.Ready("T"), keyspace.GroupWorkers, "0").Err())
+	got, err := w.Conn.Cmd.XReadGroup(ctx, &redis.XReadGroupArgs{Group: keyspace.GroupWorkers, Consumer: "c",
+		Streams: []string{w.P.Ready("T"), ">"}, Count: 1, Block: -1}).Result()
+	require.NoError(t, err)
+	m := got[0].Messages[0]
+	d, err := ledger.ParseJob(ledger.MessageBlob(m.Values))
+	require.NoError(t, err)
+	_, err = ledger.Start(ctx, w.Conn.Cmd, w.P, "T", []ledger.StartGroup{{Group: "g",
+		Jobs: []ledger.StartJob{{Entry: m.ID, Ordinal: d.Ordinal, Attempt: d.Attempt}}}})
+	require.NoError(t, err)
+	tenant := w.Group("g").Tenant
+	require.EqualValues(t, 1, w.Conn.Cmd.ZCard(ctx, w.P.SuspendedOf(tenant)).Val())
+	require.EqualValues(t, 1, w.Conn.Cmd.SRem(ctx, w.P.Suspended(), tenant).Val())
+	_, err = w.Store.Resume(ctx, "g")
+	require.NoError(t, err)
+	r, err := repair.Run(ctx, w.Conn, w.Space, audit.Options{}, func(repair.Result) {})
+	require.NoError(t, err)
+	require.True(t, r.OK)
+	for range 5 {
+		_, err = ledger.Promote(ctx, w.Conn.Cmd, w.P, ledger.PromoteArgs{Most: 100, Seed: "01234567", FullWait: 1000, Cap: 100})
+		require.NoError(t, err)
+	}
+	require.Zero(t, w.Conn.Cmd.ZCard(ctx, w.P.SuspendedOf(tenant)).Val())
 }

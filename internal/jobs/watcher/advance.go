@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -35,6 +36,9 @@ type advancer struct {
 // groupBatch is about how many groups at most one piece of work advances or expires in a step.
 const groupBatch = 100
 
+// forEver is longer than any reduction takes.
+const forEver = 24 * time.Hour
+
 // advanceDirty advances up to groupBatch dirty groups. They are chosen at random, so that groups
 // that stay dirty don't hold up the others. It returns whether there were any.
 func (a *advancer) advanceDirty(ctx context.Context) (bool, error) {
@@ -42,6 +46,7 @@ func (a *advancer) advanceDirty(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("read dirty groups: %w", err)
 	}
+	ids = slices.DeleteFunc(ids, a.isHeld)
 	return len(ids) > 0, a.advanceAll(ctx, ids)
 }
 
@@ -142,13 +147,14 @@ func (a *advancer) reduceFailuresOf(ctx context.Context, id string, r ledger.Adv
 	if r.Failures <= quickFailures {
 		return false, a.store.ReduceFailures(ctx, a.Partition, id, r)
 	}
-	if _, waits := a.reducing.LoadOrStore(id, true); waits {
+	if a.isHeld(id) {
 		return true, nil
 	}
+	a.held.Store(id, time.Now().Add(forEver))
 	select {
 	case a.failures <- failureReduction{id, r}:
 	default:
-		a.reducing.Delete(id)
+		a.leaveAlone(id)
 	}
 	return true, nil
 }
@@ -160,9 +166,10 @@ func (p *partition) reduceFailures(ctx context.Context) (time.Duration, error) {
 	case f := <-p.failures:
 		if err := p.store.ReduceFailures(ctx, p.Partition, f.id, f.reply); err != nil && ctx.Err() == nil {
 			p.log.Warn("the failures of a group can't be reduced, trying again later", "group", f.id, "error", err)
-			_ = p.Conn.Cmd.SRem(ctx, p.Dirty(), f.id).Err()
+			p.leaveAlone(f.id)
+			return 0, nil
 		}
-		p.reducing.Delete(f.id)
+		p.held.Delete(f.id)
 	case <-ctx.Done():
 	}
 	return 0, nil
@@ -212,8 +219,25 @@ func (a *advancer) skipGroup(ctx context.Context, id string, err error) error {
 			return err
 		}
 	}
-	a.log.Warn("group can't be advanced, trying again in the next pass over open groups", "group", id, "error", err)
-	return a.Conn.Cmd.SRem(ctx, a.Dirty(), id).Err()
+	a.log.Warn("group can't be advanced, trying again later", "group", id, "error", err)
+	a.leaveAlone(id)
+	return nil
+}
+
+// leaveAlone keeps a dirty group from being advanced before the next pass over all open groups. It
+// stays dirty, because a cancelled group is on no other list.
+func (p *partition) leaveAlone(id string) {
+	p.held.Store(id, time.Now().Add(max(p.cfg.Interval, time.Second)))
+}
+
+// isHeld reports whether a dirty group is left alone now.
+func (p *partition) isHeld(id string) bool {
+	until, held := p.held.Load(id)
+	if held && !time.Now().Before(until.(time.Time)) {
+		p.held.Delete(id)
+		return false
+	}
+	return held
 }
 
 // handOver gives up the leadership of the partition for a while if another watcher has the reducers
@@ -241,6 +265,9 @@ func (p *partition) handOver(ctx context.Context, id string, lacks *ledger.Missi
 func (a *advancer) reconcile(ctx context.Context) (bool, error) {
 	if a.cursor == 0 && time.Since(a.reconciledAt) <= a.cfg.Interval {
 		return false, nil
+	}
+	if a.cursor == 0 {
+		a.held.Range(func(id, _ any) bool { a.isHeld(id.(string)); return true }) // forgets what is over
 	}
 	page, next, err := a.Conn.Cmd.ZScan(ctx, a.Open(), a.cursor, "", groupBatch).Result()
 	if err != nil {

@@ -203,7 +203,7 @@ type partition struct {
 	unannounced []api.Violation
 	// failures are the reductions of many failed jobs that wait for the loop that does them.
 	failures    chan failureReduction
-	reducing    sync.Map  // ids of the groups in failures, or of which failures are reduced now
+	held        sync.Map  // ids of dirty groups, and until when they are left alone
 	noLeadUntil time.Time // this process has handed over the partition (see advancer.handOver)
 	oomLoggedAt time.Time // when the log last said that Redis has no memory left
 }

@@ -4,9 +4,11 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"math"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -307,6 +309,94 @@ func TestFailuresOfACancelledGroupAreReduced(t *testing.T) {
 			return w.Conn.Cmd.SCard(context.WithoutCancel(w.T.Context()), w.P.Dirty()).Val() == 0
 		})
 	})
+}
+
+func registryOf(t *testing.T, ops ...string) *reducer.Registry {
+	registry := reducer.NewRegistry()
+	for _, op := range ops {
+		require.NoError(t, registry.Register(op, reducer.MapReduce(
+			func(reducer.Result) (int, error) { return 1, nil }, func(a, b int) int { return a + b })))
+	}
+	return registry
+}
+
+// TestACancelledGroupWaitsForItsReducer: no watcher has the reducer of a cancelled group's failures
+// at first.
+func TestACancelledGroupWaitsForItsReducer(t *testing.T) {
+	w := stagetest.Parallel(t, 1)
+	lacks := w.Store
+	w.Store = groups.New(groups.Config{}, w.Conn, w.Space, w.Tel, registryOf(t, "own"), nil)
+	has := w.Store
+	w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(3),
+		Aggregate: []messages.Aggregate{{As: "x", Op: "own", Over: "failed"}}})
+	w.Admit("T")
+	w.Fail("BOOM", w.Take("T", "c", 2)...)
+	require.NoError(t, ledger.Cancel(stagetest.Trusted(t), w.Conn.Cmd, w.P, "g"))
+	w.Store = lacks
+	stop := run(w, watcher.Config{Interval: 100 * time.Millisecond}, "lacks")
+	awaitIDs(w, "g", "1.created", "1.cancelled")
+	stop()
+	w.Store = has
+	run(w, watcher.Config{Interval: 100 * time.Millisecond}, "has")
+	w.Await("the aggregate", func() bool { return string(w.Group("g").Aggregate["x"]) == "2" })
+}
+
+// brokenScan fails the second HSCAN.
+type brokenScan struct {
+	redistest.NoHook
+	scans *atomic.Int32
+}
+
+func (h brokenScan) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if cmd.Name() == "hscan" && h.scans.Add(1) == 2 {
+			cmd.SetErr(io.EOF)
+			return io.EOF
+		}
+		return next(ctx, cmd)
+	}
+}
+
+// TestFailuresAreReducedAfterAnError: the reduction of many failures of a cancelled group breaks off
+// once.
+func TestFailuresAreReducedAfterAnError(t *testing.T) {
+	w := stagetest.Parallel(t, 1)
+	w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(601),
+		Aggregate: []messages.Aggregate{{As: "x", Op: "count", Over: "failed"}}})
+	w.Admit("T")
+	w.Fail("BOOM", w.Take("T", "c", 600)...)
+	require.NoError(t, ledger.Cancel(stagetest.Trusted(t), w.Conn.Cmd, w.P, "g"))
+	hook := brokenScan{scans: &atomic.Int32{}}
+	w.Conn.Cmd.AddHook(hook)
+	run(w, watcher.Config{Interval: 100 * time.Millisecond}, "w")
+	w.Await("the aggregate", func() bool { return string(w.Group("g").Aggregate["x"]) == "600" })
+	require.GreaterOrEqual(t, hook.scans.Load(), int32(2))
+}
+
+// TestWatchersWithHalfOfTheReducers: no watcher has both reducers of a group. They don't hand the
+// partition to each other, and other groups go on.
+func TestWatchersWithHalfOfTheReducers(t *testing.T) {
+	w := stagetest.Parallel(t, 1)
+	w.Store = groups.New(groups.Config{}, w.Conn, w.Space, w.Tel, registryOf(t, "x", "y"), nil)
+	w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(2),
+		Aggregate: []messages.Aggregate{{As: "x", Op: "x", Over: "failed"}, {As: "y", Op: "y", Over: "failed"}}})
+	w.Admit("T")
+	w.Fail("BOOM", w.Take("T", "c", 2)...)
+	for _, op := range []string{"x", "y"} {
+		w.Store = groups.New(groups.Config{}, w.Conn, w.Space, w.Tel, registryOf(t, op), nil)
+		run(w, watcher.Config{Interval: 100 * time.Millisecond}, "has-"+op)
+	}
+	w.Await("both watchers", func() bool {
+		live, err := presence.Stages(stagetest.Trusted(t), w.Conn, w.Space)
+		return err == nil && len(live) == 2 && w.Group("g").Status == api.StatusAggregating
+	})
+	leader := stagetest.Leader(t, w.Conn.Cmd, w.P)
+	for i := range 5 {
+		id := fmt.Sprint("other-", i)
+		w.Jobs(id, "U", 1)
+		w.Await("another group's next state", func() bool { return w.Group(id).Status == api.StatusDispatched })
+	}
+	require.Equal(t, leader, stagetest.Leader(t, w.Conn.Cmd, w.P))
 }
 
 // TestTheLastEventHasTheAggregate: the leader lacks the reducer of a group that ends, and another

@@ -37,7 +37,7 @@ type Base struct {
 
 func (b Base) of(p *app.Process) stage.Process {
 	newest := map[string]int{}
-	for _, part := range Layouts {
+	for _, part := range append(slices.Clone(Layouts), layout.GuardPart) {
 		newest[part.Name] = part.Newest
 	}
 	return stage.Process{
@@ -153,6 +153,9 @@ func awaitFit(
 		}
 		if err == nil {
 			err = stage.CheckPartitions(ctx, conn, space)
+		}
+		if call.IsMoved(err) && !conn.IsCluster() {
+			return stage.ErrOneNode
 		}
 		if err == nil || !call.IsUnavailable(err) && !call.IsOOM(err) {
 			return err

@@ -63,6 +63,10 @@ func (m Migration) Run(ctx context.Context) error {
 	if at.Phase == Raised {
 		return m.convert(ctx, at)
 	}
+	if at.Layout < m.Newest {
+		return fmt.Errorf("%s: another process has taken back the announcement of layout %d: run the command again",
+			m.Name, m.Newest)
+	}
 	return nil
 }
 
