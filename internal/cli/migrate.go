@@ -12,7 +12,6 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/redisx/layout"
-	"github.com/bulkaction/bulkaction/internal/stage/presence"
 )
 
 func newMigrate(r *Root) *cobra.Command {
@@ -59,34 +58,23 @@ type migration struct {
 // migrate migrates all parts of the data, or with dryRun only counts what there is to convert.
 func migrate(ctx context.Context, r *Root, conn *redisx.Conn, space keyspace.Space, dryRun bool) error {
 	var all []migration
-	parts := map[string][]layout.Part{
-		space.Layouts(): roles.Layouts, keyspace.GuardLayout(space.Prefix()): {layout.GuardPart},
-	}
-	for _, key := range slices.Sorted(maps.Keys(parts)) {
-		for _, part := range parts[key] {
-			m := layout.Migration{
-				Part: part, Key: key, Conn: conn, Space: space, Say: r.Notef,
-				Older: func(ctx context.Context) ([]string, error) {
-					return presence.Older(ctx, conn, space, part.Name, part.Newest)
-				},
-			}
-			done := migration{Part: part.Name, Newest: part.Newest}
-			var err error
-			if dryRun {
-				done.Counts, err = m.Count(ctx)
-			} else {
-				err = m.Run(ctx)
-			}
-			if err != nil {
-				return err
-			}
-			numbers, err := layout.Read(ctx, conn.Cmd, key, part)
-			if err != nil {
-				return err
-			}
-			done.Layout = numbers[0].String()
-			all = append(all, done)
+	for _, m := range roles.Migrations(conn, space, r.Notef) {
+		done := migration{Part: m.Name, Newest: m.Newest}
+		var err error
+		if dryRun {
+			done.Counts, err = m.Count(ctx)
+		} else {
+			err = m.Run(ctx)
 		}
+		if err != nil {
+			return err
+		}
+		numbers, err := layout.Read(ctx, conn.Cmd, m.Key, m.Part)
+		if err != nil {
+			return err
+		}
+		done.Layout = numbers[0].String()
+		all = append(all, done)
 	}
 	return r.show(map[string]any{"parts": all}, func(t table) {
 		if !slices.ContainsFunc(all, func(d migration) bool { return d.Layout != strconv.Itoa(d.Newest) }) {

@@ -23,7 +23,6 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/acl"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/internal/redisx/layout"
 )
 
 // redisFlags are the flags of commands that connect to the roles' Redis instead of calling the API.
@@ -116,17 +115,7 @@ func (f *redisFlags) installation(ctx context.Context, conn *redisx.Conn) (keysp
 	if err != nil {
 		return space, err
 	}
-	numbers, err := layout.Read(ctx, conn.Cmd, space.Layouts(), roles.Layouts...)
-	if err != nil {
-		return space, err
-	}
-	for i, part := range roles.Layouts {
-		if err := part.Check(numbers[i]); err != nil {
-			return space, err
-		}
-	}
-	space.SetLayout(numbers[0].Layout)
-	return space, nil
+	return space, roles.CheckLayouts(ctx, conn, space)
 }
 
 // adminUser is the name of a Redis user for people, with all rights: once the default user is off,

@@ -154,7 +154,7 @@ var documents = map[string]document{
 	"docs/payloads.md":                 {want: []string{"cost        2"}},
 	"docs/security.md":                 {want: []string{"LAST USED", "Revoked key key_"}},
 	"docs/retries.md":                  {want: []string{"NOOP_PERMANENT", "retries     1"}},
-	"docs/tls.md":                      {want: []string{"ok: ", `{"status":"ready"}`}},
+	"docs/tls.md":                      {want: []string{"ok: ", `{"status":"ready"`}},
 	"docs/howto/limit-a-customer.md":   {want: []string{`{"id":"acme","rps":50,`, "Weight            2"}},
 	"docs/howto/never-send-twice.md":   {want: []string{"accepted    1"}},
 	"docs/howto/autoscaling.md":        {notRun: 1, want: []string{`"backlog":0`}},

@@ -20,6 +20,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/layout"
 	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
 	"github.com/bulkaction/bulkaction/internal/stage"
+	"github.com/bulkaction/bulkaction/internal/stage/presence"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
@@ -191,6 +192,38 @@ func startLayouts(ctx context.Context, conn *redisx.Conn, space keyspace.Space, 
 		use(numbers)
 	}
 	return err
+}
+
+// CheckLayouts checks that this version can use the data in Redis, for a program that is no role.
+func CheckLayouts(ctx context.Context, conn *redisx.Conn, space keyspace.Space) error {
+	numbers, err := layout.Read(ctx, conn.Cmd, space.Layouts(), Layouts...)
+	if err != nil {
+		return err
+	}
+	for i, part := range Layouts {
+		if err := part.Check(numbers[i]); err != nil {
+			return err
+		}
+	}
+	space.SetLayout(numbers[0].Layout)
+	return nil
+}
+
+// Migrations returns the migrations of all parts of the data.
+func Migrations(conn *redisx.Conn, space keyspace.Space, say func(string, ...any)) (all []layout.Migration) {
+	add := func(key string, part layout.Part) {
+		all = append(all, layout.Migration{
+			Part: part, Key: key, Conn: conn, Space: space, Say: say,
+			Older: func(ctx context.Context) ([]string, error) {
+				return presence.Older(ctx, conn, space, part.Name, part.Newest)
+			},
+		})
+	}
+	for _, part := range Layouts {
+		add(space.Layouts(), part)
+	}
+	add(keyspace.GuardLayout(space.Prefix()), layout.GuardPart)
+	return all
 }
 
 // watchLayouts reads the numbers of the layouts until stop is called. The process stops if it can't

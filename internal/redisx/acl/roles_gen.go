@@ -169,8 +169,8 @@ var needs = map[string]need{
 			"zrevrange", "zscan", "zscore",
 		},
 		keys: []string{
-			"activity", "auth:keys", "brokers", "guard:{*/*}:*", "ingest", "partitions",
-			"stages", "workers", "{*}:*",
+			"activity", "auth:keys", "brokers", "guard:layout", "guard:{*/*}:*", "ingest",
+			"layout", "partitions", "stages", "workers", "{*}:*",
 		},
 	},
 }

@@ -53,7 +53,8 @@ var users = []user{
 	// The functions that package cli calls, not those of cli itself: its table of commands leads to
 	// every function of the program, so that the user cli would get all rights.
 	{"cli", []string{
-		"internal/redisx.Connect", "internal/stage.CheckPartitions", "internal/redisx/layout.*", "internal/stage/presence.Older", "internal/audit.*", "internal/audit/checkers.*",
+		"internal/redisx.Connect", "internal/stage.CheckPartitions", "internal/redisx/layout.*", "internal/process/roles.CheckLayouts",
+		"internal/process/roles.Migrations", "internal/audit.*", "internal/audit/checkers.*",
 		"internal/audit/repair.*", "internal/access/apikey.*", "internal/access/activity.*",
 	}},
 }
