@@ -21,12 +21,16 @@ import (
 )
 
 // Health is what Client.Health returns.
-type (
-	Health      = api.GuardHealth
-	RedisHealth = api.GuardRedisHealth
-	PoolHealth  = api.GuardPoolHealth
-	NamedHealth = api.GuardNamedHealth
-)
+type Health = api.GuardHealth
+
+// RedisHealth is the part of Health about Redis.
+type RedisHealth = api.GuardRedisHealth
+
+// PoolHealth is the health of a pool.
+type PoolHealth = api.GuardPoolHealth
+
+// NamedHealth is the health of a guard.
+type NamedHealth = api.GuardNamedHealth
 
 // Health sends PING and INFO to Redis and reports what it finds. It never fails: what is wrong is
 // in the report.
