@@ -102,6 +102,7 @@ func Together(ctx context.Context, p *app.Process, b Base, named map[string]Role
 		} else {
 			front.Add(1)
 		}
+		done := ended[name]
 		every.Go(func() {
 			err := role(roleCtx, p.As(name), b)
 			if end := roleCtx.Err(); end != nil && err != nil && app.IsOnly(err, end) {
@@ -111,7 +112,7 @@ func Together(ctx context.Context, p *app.Process, b Base, named map[string]Role
 				cancel()
 			}
 			errs <- err
-			if done := ended[name]; done != nil {
+			if done != nil {
 				close(done)
 			} else {
 				front.Done()
