@@ -403,9 +403,7 @@ func TestWatchersWithHalfOfTheReducers(t *testing.T) {
 // watcher has it: that one publishes the event.
 func TestTheLastEventHasTheAggregate(t *testing.T) {
 	w := stagetest.Parallel(t, 1)
-	registry := reducer.NewRegistry()
-	require.NoError(t, registry.Register("own", reducer.MapReduce(
-		func(reducer.Result) (int, error) { return 1, nil }, func(a, b int) int { return a + b })))
+	registry := registryOf(t, "own")
 	lacks := w.Store
 	w.Store = groups.New(groups.Config{}, w.Conn, w.Space, w.Tel, registry, nil)
 	w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(2),
@@ -465,9 +463,7 @@ func TestAReducerOfFailuresThatFailsForGood(t *testing.T) {
 // another watcher has it. There are more failures than are reduced at once.
 func TestAWatcherWithoutTheReducerHandsOver(t *testing.T) {
 	w := stagetest.Parallel(t, 1)
-	registry := reducer.NewRegistry()
-	require.NoError(t, registry.Register("own", reducer.MapReduce(
-		func(reducer.Result) (int, error) { return 1, nil }, func(a, b int) int { return a + b })))
+	registry := registryOf(t, "own")
 	lacks := w.Store
 	w.Store = groups.New(groups.Config{}, w.Conn, w.Space, w.Tel, registry, nil)
 	const n = 600
@@ -525,9 +521,7 @@ func TestCompletesACancellation(t *testing.T) {
 // compute is published without the aggregate.
 func TestPublishesAGroupWithoutItsAggregate(t *testing.T) {
 	w := stagetest.Parallel(t, 1)
-	registry := reducer.NewRegistry()
-	require.NoError(t, registry.Register("own", reducer.MapReduce(
-		func(reducer.Result) (int, error) { return 1, nil }, func(a, b int) int { return a + b })))
+	registry := registryOf(t, "own")
 	knows := groups.New(groups.Config{}, w.Conn, w.Space, w.Tel, registry, nil)
 	_, err := knows.Submit(auth.Trust(t.Context()), &messages.SubmitGroup{
 		ID: "g", Tenant: "acme", Type: "T", Seal: true, Aggregate: []messages.Aggregate{{As: "x", Op: "own"}}}, groups.Origin{At: time.Now()})

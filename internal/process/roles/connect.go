@@ -196,17 +196,11 @@ func startLayouts(ctx context.Context, conn *redisx.Conn, space keyspace.Space, 
 
 // CheckLayouts checks that this version can use the data in Redis, for a program that is no role.
 func CheckLayouts(ctx context.Context, conn *redisx.Conn, space keyspace.Space) error {
-	numbers, err := layout.Read(ctx, conn.Cmd, space.Layouts(), Layouts...)
-	if err != nil {
-		return err
+	numbers, err := layout.ReadUsable(ctx, conn.Cmd, space.Layouts(), Layouts...)
+	if err == nil {
+		space.SetLayout(numbers[0].Layout)
 	}
-	for i, part := range Layouts {
-		if err := part.Check(numbers[i]); err != nil {
-			return err
-		}
-	}
-	space.SetLayout(numbers[0].Layout)
-	return nil
+	return err
 }
 
 // Migrations returns the migrations of all parts of the data.
@@ -231,14 +225,19 @@ func Migrations(conn *redisx.Conn, space keyspace.Space, say func(string, ...any
 func watchLayouts(
 	p *app.Process, conn *redisx.Conn, space keyspace.Space, use func([]layout.Number),
 ) (stop func(context.Context) error) {
-	ctx, cancel := context.WithCancel(context.Background())
-	var watching sync.WaitGroup
-	watching.Go(func() {
+	return background(func(ctx context.Context) {
 		layout.Watch(ctx, conn.Cmd, space.Layouts(), p.Tel.Log, use, p.Fail, Layouts...)
 	})
+}
+
+// background calls run in a goroutine. stop ends its context and waits for its end.
+func background(run func(context.Context)) (stop func(context.Context) error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { run(ctx) })
 	return func(context.Context) error {
 		cancel()
-		watching.Wait()
+		running.Wait()
 		return nil
 	}
 }
@@ -312,16 +311,9 @@ func (r *rights) ready(context.Context) error {
 // start checks the rights every rightsInterval, in a goroutine, until stop is called. The caller
 // must call stop.
 func (r *rights) start() (stop func(context.Context) error) {
-	ctx, cancel := context.WithCancel(context.Background())
-	var checking sync.WaitGroup
-	checking.Go(func() {
+	return background(func(ctx context.Context) {
 		for redisx.Sleep(ctx, rightsInterval) == nil {
 			r.step(ctx)
 		}
 	})
-	return func(context.Context) error {
-		cancel()
-		checking.Wait()
-		return nil
-	}
 }

@@ -175,11 +175,12 @@ func Start(ctx context.Context, c redis.Cmdable, key string, empty func() (bool,
 			return nil, err
 		}
 	}
-	return check(ctx, c, key, parts)
+	return ReadUsable(ctx, c, key, parts...)
 }
 
-// check reads the numbers, and returns an error if this version can't use one of them.
-func check(ctx context.Context, c redis.Cmdable, key string, parts []Part) ([]Number, error) {
+// ReadUsable reads the numbers of the parts in the hash at key. It returns an error, which wraps
+// ErrUnsupported, if this version can't use one of them.
+func ReadUsable(ctx context.Context, c redis.Cmdable, key string, parts ...Part) ([]Number, error) {
 	numbers, err := Read(ctx, c, key, parts...)
 	if err != nil {
 		return nil, err
@@ -202,7 +203,7 @@ func Watch(
 	use func([]Number), refuse func(error), parts ...Part,
 ) {
 	for redisx.Sleep(ctx, Interval) == nil {
-		numbers, err := check(ctx, c, key, parts)
+		numbers, err := ReadUsable(ctx, c, key, parts...)
 		switch {
 		case errors.Is(err, ErrUnsupported):
 			refuse(err)
