@@ -20,8 +20,8 @@
 --   +1  tenant    -     its tenant
 --   +2  typ       -     the type of jobs that name none
 --   +3  hash      -     digest of the submission, by which a repetition is recognized
---   +4  owner     -     own: the tenant becomes the owner of the id, whose owner key is in this
---                       partition; '' = it is the owner
+--   +4  owner     -     1: the tenant becomes the owner of the id, whose owner key is in this
+--                       partition; 0 = it is the owner
 --   then for each further field of the group's hash:
 --   +1  field     -     its name
 --   +2  value     -     its value
@@ -98,7 +98,7 @@ local function read_group(at)
   local fresh, owned = nil, true
   if values > 0 then
     local tenant, typ, hash = ARGV[at + 7], ARGV[at + 8], ARGV[at + 9]
-    if ARGV[at + 10] == 'own' then
+    if ARGV[at + 10] == '1' then
       owned = call('GET', owner)
       if owned and owned ~= tenant then return { 'TAKEN' } end
     end

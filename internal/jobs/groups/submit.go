@@ -71,37 +71,31 @@ func (s *Store) Submit(ctx context.Context, g *messages.SubmitGroup, o Origin) (
 }
 
 // SubmitAll is Submit for messages of a stream that were read together, in few script calls. It
-// returns the error of each, nil for success. Messages may share an id.
+// returns the error of each, nil for success.
 func (s *Store) SubmitAll(ctx context.Context, all []Submission) []error {
-	errs := make([]error, len(all))
-	small := map[int][]int{} // the index of each small submission in all, by partition
-	subs := make([]*submission, len(all))
+	errs, subs := make([]error, len(all)), make([]*submission, len(all))
+	small := map[int][]*submission{} // by partition
 	var calls sync.WaitGroup
 	for i, one := range all {
-		if subs[i], errs[i] = s.prepare(ctx, one.Group, one.Origin); errs[i] != nil {
-			continue
-		}
-		if p := subs[i].p.Index(); subs[i].isSmall() && s.cfg.WaitReplicas == 0 {
-			small[p] = append(small[p], i)
-		} else {
-			calls.Go(func() { errs[i] = apiError(s.storeSubmission(ctx, subs[i])) })
+		sub, err := s.prepare(ctx, one.Group, one.Origin)
+		switch errs[i] = err; {
+		case err != nil:
+		case len(sub.pieces) == 1 && s.cfg.WaitReplicas == 0:
+			subs[i], small[sub.p.Index()] = sub, append(small[sub.p.Index()], sub)
+		default:
+			calls.Go(func() { errs[i] = s.storeSubmission(ctx, sub) })
 		}
 	}
-	for p, indexes := range small {
-		calls.Go(func() {
-			batch := make([]*submission, len(indexes))
-			for n, i := range indexes {
-				batch[n] = subs[i]
-			}
-			err := s.storeTogether(ctx, s.space.Partition(p), batch...)
-			for _, i := range indexes {
-				if errs[i] = apiError(err); err == nil { // after an error the batch may still run
-					errs[i] = apiError(subs[i].err)
-				}
-			}
-		})
+	for p, some := range small {
+		calls.Go(func() { s.storeBatch(ctx, s.space.Partition(p), some) })
 	}
 	calls.Wait()
+	for i, sub := range subs {
+		if sub != nil {
+			errs[i] = sub.err
+		}
+		errs[i] = apiError(errs[i])
+	}
 	return errs
 }
 
@@ -119,9 +113,6 @@ type submission struct {
 }
 
 func (sub *submission) fail(err error) { sub.err = err }
-
-// isSmall reports whether one call of the script can store the submission.
-func (sub *submission) isSmall() bool { return len(sub.pieces) == 1 }
 
 // prepare does what precedes the storing: it checks whether the group may be stored now, uses its
 // idempotency key, and starts the jobs' traces.
@@ -283,52 +274,47 @@ func endsWithoutJobs(g *messages.SubmitGroup) bool {
 // storeSubmission stores a group with its jobs, and with WaitReplicas waits until the replicas have
 // it.
 func (s *Store) storeSubmission(ctx context.Context, sub *submission) error {
-	if sub.isSmall() && s.cfg.WaitReplicas == 0 {
-		// Without retryLost, because thousands of goroutines may wait here: their stacks stay small.
-		return s.storeInPieces(ctx, sub)
+	if len(sub.pieces) == 1 && s.cfg.WaitReplicas == 0 {
+		return s.storePiece(ctx, sub) // without retryLost, because thousands of goroutines may wait here: their stacks stay small
 	}
-	return retryLost(ctx, func(ctx context.Context) error {
-		err := s.storeInPieces(ctx, sub)
-		// The group was created just now, so a failover has lost it.
-		if errors.Is(err, ledger.ErrGap) || errors.Is(err, api.ErrNotFound) {
-			return writeLost(sub.p)
+	return retryLost(ctx, func(ctx context.Context) (err error) {
+		if len(sub.pieces) == 1 {
+			err = s.storePiece(ctx, sub)
+		} else if s.registerOwners(ctx, []*submission{sub}); sub.err == nil {
+			sub.now, sub.skipped, err = s.storePieces(ctx, sub.p, sub.pieces)
+		} else {
+			err = sub.err
 		}
-		if err != nil {
+		switch {
+		case errors.Is(err, ledger.ErrGap), errors.Is(err, api.ErrNotFound):
+			return writeLost(sub.p) // the group was created just now, so a failover has lost it
+		case err != nil:
 			return err
 		}
 		return s.awaitSubmission(ctx, sub.p, sub.SubmitGroup)
 	})
 }
 
-func (s *Store) storeInPieces(ctx context.Context, sub *submission) error {
-	if sub.isSmall() {
-		if err := s.storeTogether(ctx, sub.p, sub); err != nil {
-			return err
-		}
-		return sub.err
+// storePiece stores a submission of one piece, in one batch with those of concurrent calls.
+func (s *Store) storePiece(ctx context.Context, sub *submission) error {
+	err := s.submitters[sub.p.Index()].Do(ctx, func(ctx context.Context, all []*submission) {
+		s.storeBatch(ctx, sub.p, all)
+	}, sub)
+	if err != nil { // the batch may still run
+		return err
 	}
-	one := []*submission{sub}
-	if s.registerOwners(ctx, one); sub.err != nil {
-		return sub.err
-	}
-	var err error
-	sub.now, sub.skipped, err = s.storePieces(ctx, sub.p, sub.pieces)
-	return err
+	return sub.err
 }
 
-// storeTogether stores small submissions in one batch with those of concurrent calls, and sets the
-// error of each. It returns an error only when ctx ends or the batch panics. The caller must then
-// not use the submissions any more: they may still be stored.
-func (s *Store) storeTogether(ctx context.Context, p keyspace.Partition, all ...*submission) error {
-	return s.submitters[p.Index()].Do(ctx, func(ctx context.Context, all []*submission) {
-		s.registerOwners(ctx, all)
-		all = slices.DeleteFunc(slices.Clone(all), func(sub *submission) bool { return sub.err != nil })
-		storeCalls(splitSubmissions(all), func(some []*submission) error { return s.storeSmall(ctx, p, some) })
-	}, all...)
+// storeBatch stores submissions of one piece each, and sets the error of each.
+func (s *Store) storeBatch(ctx context.Context, p keyspace.Partition, all []*submission) {
+	s.registerOwners(ctx, all)
+	owned := slices.DeleteFunc(slices.Clone(all), func(sub *submission) bool { return sub.err != nil })
+	storeCalls(splitSubmissions(owned), func(some []*submission) error { return s.storeSmall(ctx, p, some) })
 }
 
-// splitSubmissions divides small submissions among script calls, each with as many groups, jobs and
-// bytes as the script can store.
+// splitSubmissions divides submissions of one piece each among script calls, each with as many groups,
+// jobs and bytes as the script can store.
 func splitSubmissions(all []*submission) (calls [][]*submission) {
 	first, jobs, bytes := 0, 0, 0
 	for i, sub := range all {
@@ -345,7 +331,7 @@ func splitSubmissions(all []*submission) (calls [][]*submission) {
 	return calls
 }
 
-// storeSmall stores small submissions in one script call. It sets the error of each, or returns an
+// storeSmall stores submissions of one piece each in one script call. It sets the error of each, or returns an
 // error when the call failed as a whole.
 func (s *Store) storeSmall(ctx context.Context, p keyspace.Partition, all []*submission) error {
 	args := make([]ledger.AppendArgs, len(all))

@@ -178,14 +178,10 @@ type groupAppend struct {
 const largePayload = 4096
 
 func runAppend(ctx context.Context, c redis.Cmdable, p keyspace.Partition, groups []groupAppend) *call.Reply {
-	size := 2
+	size := 2 + 32*len(groups)
 	for _, g := range groups {
-		size += 6 + 2*len(g.requests)
-		if g.Create != nil {
-			size += 4 + 2*len(g.Create.Fields)
-		}
 		for i := range g.requests {
-			size += 4 * len(g.requests[i].Jobs)
+			size += 2 + 4*len(g.requests[i].Jobs)
 		}
 	}
 	args := append(make([]any, 0, size), p.Layout(), len(groups))
@@ -212,11 +208,7 @@ func (g groupAppend) arguments(args []any, compose composer) []any {
 	if c := g.Create; c == nil {
 		args = append(args, 0)
 	} else {
-		owner := ""
-		if c.Own {
-			owner = "own"
-		}
-		args = append(args, 4+2*len(c.Fields), c.Tenant, c.Type, c.Hash, owner)
+		args = append(args, 4+2*len(c.Fields), c.Tenant, c.Type, c.Hash, c.Own)
 		for field, value := range c.Fields {
 			args = append(args, field, value)
 		}
