@@ -85,6 +85,17 @@ local function announce_new(group, hash, dispatched)
   announce(group, 'DISPATCHED', 1, at, hash)
 end
 
+-- has reads, once in a call, whether one of the sorted sets of the partition has a member; put adds
+-- a member of which has was asked, unless it is there.
+local members = {}
+local function has(key, member)
+  local id = key .. member
+  if members[id] == nil then members[id] = call('ZSCORE', B .. key, member) end
+end
+local function put(key, score, member)
+  if not members[key .. member] then members[key .. member] = call('ZADD', B .. key, score, member) end
+end
+
 -- read_group reads the group whose arguments stand behind ARGV[at]. It returns the reply and, if
 -- there is something to write, a function that writes it.
 local function read_group(at)
@@ -307,7 +318,8 @@ local function read_group(at)
   for _, typ in ipairs(order) do own[#own + 1] = B .. 'queue:' .. group .. ':' .. typ end
   if fresh then
     left = any_accepted and call('EXISTS', unpack(own)) > 0
-    precheck('ZCARD', B .. 'groups', B .. 'groups:' .. tenant, B .. 'open', B .. 'tenants')
+    precheck('ZCARD', B .. 'groups', B .. 'groups:' .. tenant, B .. 'open')
+    has('tenants', tenant)
     precheck('XLEN', B .. 'outbox')
     precheck('LLEN', B .. 'wake:watcher')
   else
@@ -320,13 +332,13 @@ local function read_group(at)
       if left or g[13] then precheck('HLEN', own[3]) end
       for i = 4, #own do precheck('LLEN', own[i]) end
     end
-    precheck('ZCARD', B .. 'types')
     if #entries > 0 then precheck('ZCARD', B .. 'entries') end
     if #messages > 0 then precheck('ZCARD', B .. 'messages') end
     precheck_activate(tenant)
   end
   for _, typ in ipairs(order) do
     precheck('HLEN', B .. 'load:' .. typ)
+    has('types', typ)
     if not held then precheck_enqueue(typ, lane, tenant) end
     if #later[typ] > 0 then precheck_non_ready(tenant, typ) end
   end
@@ -344,13 +356,13 @@ local function read_group(at)
       call('ZADD', B .. 'groups', now, group)
       call('ZADD', B .. 'groups:' .. tenant, now, group)
       call('ZADD', B .. 'open', now, group)
-      call('ZADD', B .. 'tenants', 0, tenant)
+      put('tenants', 0, tenant)
       if left then call('UNLINK', unpack(own)) end
     end
     if #large > 0 then call('HSET', B .. 'payloads:' .. group, unpack(large)) end
     if #key_index > 0 then call('HSET', B .. 'keys:' .. group, unpack(key_index)) end
     for request, skipped in pairs(skips) do call('HSET', B .. 'keys:' .. group, '\31' .. request, skipped) end
-    local function put(field, value) fields[#fields + 1], fields[#fields + 2] = field, tostring(value) end
+    local function set(field, value) fields[#fields + 1], fields[#fields + 2] = field, tostring(value) end
     local types, known_types, new_types = g[9] or '', {}, {}
     for typ in string.gmatch(types, '[^|]+') do known_types[typ] = true end
     for _, typ in ipairs(order) do
@@ -358,26 +370,26 @@ local function read_group(at)
     end
     if #new_types > 0 then
       types = (types == '' and '' or types .. '|') .. table.concat(new_types, '|')
-      if fresh then put('types', types) else call('HSET', key, 'types', types) end
+      if fresh then set('types', types) else call('HSET', key, 'types', types) end
     end
     for _, typ in ipairs(order) do
       local q = queues[typ]
       if #q > 0 then call('RPUSH', B .. 'queue:' .. group .. ':' .. typ, unpack(q)) end
       if #later[typ] > 0 then add_non_ready(tenant, typ, later[typ]) end
       add(B .. 'load:' .. typ, 'waiting', #q, 'accepted', #q + #later[typ] / 2)
-      if not call('ZSCORE', B .. 'types', typ) then call('ZADD', B .. 'types', now, typ) end
+      put('types', now, typ)
     end
     if scheduled and any_accepted then
       call('ZADD', B .. 'scheduled', group_run_at, group)
       wake('dispatcher')
     end
     if n > 0 then call('SETRANGE', B .. 'states:' .. group, first * 2, table.concat(states)) end
-    if pieces then put('pieces', pieces) end
-    if mode ~= '' and any_accepted then put('submitted', 1) end
-    if sealing then put('sealed', 1) end
+    if pieces then set('pieces', pieces) end
+    if mode ~= '' and any_accepted then set('submitted', 1) end
+    if sealing then set('sealed', 1) end
     if fresh then
       for field, value in pairs({ accepted = n, waiting = waiting, non_ready = n - waiting }) do
-        if value > 0 then put(field, value) end
+        if value > 0 then set(field, value) end
       end
       announce_new(group, fresh, dispatched)
       wake('watcher')
@@ -387,7 +399,7 @@ local function read_group(at)
     if #fields > 0 then call('HSET', key, unpack(fields)) end
     if not fresh then rerank(group, types, factor) end
     for _, typ in ipairs(order) do
-      if #queues[typ] > 0 and not held then enqueue(typ, lane, tenant, group, #queues[typ], now, factor) end
+      if #queues[typ] > 0 and not held then enqueue(typ, lane, tenant, group, #queues[typ], now, factor, fresh) end
     end
     add(B .. 'tenant:' .. tenant, 'unfinished', n)
     if not held then activate(tenant, waiting) end

@@ -6,7 +6,8 @@
 --   enter_lanes(typ, tenant, factor, absent)             adds a tenant to all lanes where it waits
 --   leave_lane(typ, lane, tenant, tag)                   removes a tenant, and keeps its tag
 --   in_lane(typ, lane, tenant)                           the tenant's start tag, or false
---   enqueue(typ, lane, tenant, group, n, now, factor)    adds a group with n waiting jobs
+--   enqueue(typ, lane, tenant, group, n, now, factor, fresh)
+--                                                        adds a group with n waiting jobs
 --   waiting_by_type(group, types, lane, tenant)          waiting jobs: numbers, by type and in all
 --   enqueue_all(waiting, lane, tenant, group, now, factor)
 --                                                        adds a group with jobs of several types
@@ -68,11 +69,14 @@ end
 
 -- enqueue adds n waiting jobs of a group to its tenant's order of groups, and the tenant to the
 -- lane; a rate-limited tenant enters the lane later (see admit). The caller adds the jobs to the
--- list queue:GROUP:TYPE.
-local function enqueue(typ, lane, tenant, group, n, now, factor)
+-- list queue:GROUP:TYPE. fresh: the group is new, so it is not in the order yet.
+local function enqueue(typ, lane, tenant, group, n, now, factor, fresh)
   local of = B .. 'fair:' .. typ .. ':' .. lane .. ':' .. tenant
-  if not call('ZSCORE', of, group) then call('ZADD', of, now, group) end
-  call('ZINCRBY', of, n * AGE_MS, group)
+  if not fresh and call('ZSCORE', of, group) then
+    call('ZINCRBY', of, n * AGE_MS, group)
+  else
+    call('ZADD', of, now + n * AGE_MS, group)
+  end
   if call('ZSCORE', B .. 'rate-limited:' .. typ, tenant) then return end
   if factor then call('ZADD', B .. 'priority:' .. typ .. ':' .. lane, rank(group, factor), group) end
   if not in_lane(typ, lane, tenant) then enter_lane(typ, lane, tenant) end

@@ -10,7 +10,9 @@
 -- wake pushes a wake token for the idle processes of a role, unless there is one already.
 local function wake(role)
   local key = B .. 'wake:' .. role
-  if call('LLEN', key) == 0 then call('LPUSH', key, '1') end
+  precheck('LLEN', key)
+  if prechecked[key] == 0 then call('LPUSH', key, '1') end
+  prechecked[key] = 1
 end
 
 -- announce adds an event to the outbox: a group has entered a status. hash is the group's hash, as
