@@ -27,8 +27,7 @@ local have = call('HMGET', key, 'hash', 'status')
 if have[1] == hash then return { 'OK', have[2] } end
 if have[1] then return { 'CONFLICT', have[2] or '' } end
 precheck('ZCARD', B .. 'groups', B .. 'groups:' .. tenant, B .. 'open', B .. 'tenants')
-precheck('XLEN', B .. 'outbox')
-precheck('LLEN', B .. 'wake:watcher')
+precheck_announce()
 
 local now = string.format('%.0f', now_ms())
 local set = {
@@ -39,7 +38,6 @@ call('ZADD', B .. 'groups', now, group)
 call('ZADD', B .. 'groups:' .. tenant, now, group)
 call('ZADD', B .. 'open', now, group)
 call('ZADD', B .. 'tenants', 0, tenant)
-announce(group, 'CREATED', 1, now, set)
-wake('watcher')
+announce(group, 1, { 'CREATED', now }, set)
 call('HSET', key, unpack(set))
 return { 'OK', 'CREATED' }

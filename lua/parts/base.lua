@@ -8,10 +8,11 @@
 --   call, floor                    redis.call, math.floor
 --   now_us(), now_ms()             Redis time. A script reads it once
 --   precheck(command, key, ...)    reads keys that the script will write, so that a wrong type is
---                                  an error before the first write
+--                                  an error before the first write; each key once a call
 --   allow_oom()                    lets the script run to its end when Redis's memory is full. It
 --                                  writes nothing, but names the key 'outbox'
 --   add(key, field, n, ...)        adds numbers to fields of a hash
+--   guarded(f, ...)                calls f(...): a key of a wrong type is a reply, not the end
 
 local B, call, floor = KEYS[1], redis.call, math.floor
 
@@ -25,8 +26,15 @@ local function now_ms() return floor(now_us() / 1000) end
 -- another type or in a migrating slot is then an error before the first write: Redis does not undo
 -- what a script wrote before its error. A part whose function writes offers a precheck for it
 -- (precheck_NAME), or the script prechecks the keys itself.
+local prechecked = {}
 local function precheck(command, ...)
-  for i = 1, select('#', ...) do call(command, (select(i, ...))) end
+  for i = 1, select('#', ...) do
+    local key = select(i, ...)
+    if not prechecked[key] then
+      call(command, key)
+      prechecked[key] = true
+    end
+  end
 end
 
 -- allow_oom makes the script's first write one that Redis allows when its memory is full. Redis
@@ -39,4 +47,19 @@ local function add(key, ...)
   for i = 1, #a, 2 do
     if a[i + 1] ~= 0 then call('HINCRBY', key, a[i], a[i + 1]) end
   end
+end
+
+-- guarded returns what f(...) returns, or {'ERR', text} if f has met a key of a wrong type: so that
+-- one item of a batch is refused and the others go on. f may only read, because Redis does not undo
+-- writes. Any other error ends the script: f is called again without pcall, because an error that
+-- Lua raises again loses its code. An error is text in Redis 7.0, and a table in later versions.
+local guarded
+do
+  local function result(f, args, ok, first, ...)
+    if ok then return first, ... end
+    local text = type(first) == 'table' and first.err or tostring(first)
+    if not string.find(text, 'WRONGTYPE ', 1, true) then return f(unpack(args)) end
+    return { 'ERR', text }
+  end
+  function guarded(f, ...) return result(f, { ... }, pcall(f, ...)) end
 end

@@ -63,7 +63,6 @@ var refusals = map[[2]string]refusal{
 	{"", "NOGROUP"}:        {"group %[3]v", api.ErrNotFound},
 	{"pause", "NOGROUP"}:   {"group %[4]v", api.ErrNotFound},
 	{"why", "NOJOB"}:       {"job %[3]v.%[4]v", api.ErrNotFound},
-	{"advance", "FENCED"}:  {"advance group %[3]v", ErrFenced},
 	{"expire", "FENCED"}:   {"expire group %[3]v", ErrFenced},
 	{"create", "CONFLICT"}: {"group %[3]v: another group has this id: choose another id", api.ErrConflict},
 	{"cancel", "ENDED"}:    {"group %[3]v is %[1]v and can no longer be cancelled", api.ErrConflict},

@@ -31,7 +31,8 @@ func (w *world) reduce(a ledger.ReduceArgs) ledger.ReduceReply {
 	w.Helper()
 	r, err := ledger.Reduce(w.Context(), w.c, w.p, a)
 	require.NoError(w, err)
-	return r
+	require.NoError(w, r[0].Err)
+	return r[0]
 }
 
 func TestReduce(t *testing.T) {
@@ -68,7 +69,8 @@ func TestReduce(t *testing.T) {
 		require.Equal(w, ledger.ReduceOK, w.reduce(b).State)
 		require.Equal(w, "AAA", w.states("g"))
 		w.ledger("g")
-		require.Equal(w, []string{"g"}, w.c.SMembers(w.Context(), w.p.Dirty()).Val(), "the last one calls the watcher")
+		require.Equal(w, "COMPLETED", w.status("g"), "the last one ends the group")
+		require.Empty(w, w.c.SMembers(w.Context(), w.p.Dirty()).Val())
 		require.Zero(w, w.c.XLen(w.Context(), w.p.ResultStream()).Val())
 	})
 }
@@ -82,7 +84,7 @@ func TestReduceAfterALoss(t *testing.T) {
 		require.NoError(w, w.c.Del(w.Context(), w.p.Aggregate("g")).Err())
 		now := w.reduceInto("0", e[1])
 		w.unchanged(func() {
-			late := ledger.ReduceArgs{Group: "g", Partial: "0", Version: lost.Version, Entries: []string{e[2].entry}, Ordinals: e[2].ordinals}
+			late := ledger.ReduceArgs{Group: "g", Partial: "0", Version: lost.Version, State: []byte("2"), Entries: []string{e[2].entry}, Ordinals: e[2].ordinals}
 			require.Equal(w, ledger.ReduceReply{State: ledger.ReduceVersion, Version: now.Version}, w.reduce(late))
 		})
 	})
@@ -177,12 +179,10 @@ func (w *world) ordinalOf(line string) int64 {
 func (w *world) reduceInto(partial string, e results) ledger.ReduceReply {
 	w.Helper()
 	have := w.c.HMGet(w.Context(), w.p.Aggregate(e.group), "version:"+partial, "partial:"+partial).Val()
-	r, err := ledger.Reduce(w.Context(), w.c, w.p, ledger.ReduceArgs{
+	return w.reduce(ledger.ReduceArgs{
 		Group: e.group, Partial: partial, Version: number(have[0]), State: fmt.Append(nil, number(have[1])+int64(len(e.ordinals))),
 		Lines: []byte(e.lines), Entries: []string{e.entry}, Ordinals: e.ordinals,
 	})
-	require.NoError(w, err)
-	return r
 }
 
 // reduceAll reads all unread entries of the results stream and reduces them into the partial
@@ -206,16 +206,12 @@ func TestReduceFailures(t *testing.T) {
 		w.outcome("T", other(ledger.OutcomeFailed, run[0], 0))
 		w.outcome("T", done(run[1]))
 		w.reduceAll()
-		advance := func() ledger.AdvanceReply {
-			r, err := ledger.Advance(w.Context(), w.c, w.p, "g", w.fence())
-			require.NoError(w, err)
-			return r
-		}
 		reduce := func(a ledger.AdvanceReply) {
 			require.NoError(w, ledger.ReduceFailures(w.Context(), w.c, w.p, "g", a, []byte("state")))
 		}
-		r := advance()
-		require.Equal(w, ledger.AdvanceReply{Moved: 3, Failures: 1, Round: 1}, r)
+		require.Contains(w, w.c.SMembers(w.Context(), w.p.Dirty()).Val(), "g")
+		r := w.advanceReply("g")
+		require.Equal(w, ledger.AdvanceReply{Failures: 1, Round: 1}, r)
 		require.Equal(w, "AGGREGATING", w.status("g"))
 		for _, other := range []ledger.AdvanceReply{{Failures: 2, Round: 1}, {Failures: 1, Round: 2}} {
 			w.unchanged(func() { reduce(other) })
@@ -223,7 +219,7 @@ func TestReduceFailures(t *testing.T) {
 		reduce(r)
 		w.unchanged(func() { reduce(r) })
 		require.Equal(w, "state", w.c.HGet(w.Context(), w.p.Aggregate("g"), "partial:failed").Val())
-		require.Equal(w, ledger.AdvanceReply{Moved: 1, Round: 1}, advance())
+		require.Equal(w, ledger.AdvanceReply{Moved: 1, Round: 1}, w.advanceReply("g"))
 		require.Equal(w, "COMPLETED", w.status("g"))
 
 		_, err := ledger.Reopen(w.Context(), w.c, w.p, "g", "", ledger.RetryChoice{})

@@ -67,7 +67,7 @@ func TestScriptsNameTheirCommands(t *testing.T) {
 	// passed has, by script file, the first arguments of call that are no literals: variables that
 	// hold literals of the script, and functions that return them.
 	passed := map[string][]string{
-		"base.lua": {"command"}, "repair_misplaced.lua": {"command"}, "why.lua": {"rank_of", "range_of"},
+		"base.lua": {"command", "f"}, "repair_misplaced.lua": {"command"}, "why.lua": {"rank_of", "range_of"},
 		"requeue.lua": {"cjson.decode"}, "check_rights.lua": {"redis.acl_check_cmd"},
 	}
 	for _, file := range files {
