@@ -17,6 +17,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
 // compareOptions say which two programs are compared and how thoroughly. options.program is the one
@@ -28,6 +29,8 @@ type compareOptions struct {
 	rounds   int      // measurements of each variant with each program
 	jobs     int      // jobs of a run that measures throughput
 	httpJobs int      // jobs of such a run in the variant http
+	groups   int      // groups of such a run in the variants single and small
+	lone     int      // jobs that run alone on an idle system, in the variant single
 	rate     int      // jobs a second while latency is measured
 	seconds  int      // how many seconds latency is measured
 }
@@ -40,6 +43,8 @@ var compareBenchmark = benchmark{
 		f.int(&c.rounds, "rounds", 5, 1, 0, "runs of each variant with each program; medians are shown")
 		f.int(&c.jobs, "jobs", 300_000, 1000, 0, "jobs of each run that measures throughput")
 		f.int(&c.httpJobs, "http-jobs", 10_000, 100, 0, "the same for the variant http, in which each job is a request")
+		f.int(&c.groups, "groups", 20_000, 100, 0, "groups of each such run of the variants single and small")
+		f.int(&c.lone, "lone", 100, 1, 0, "jobs of the variant single that run one at a time, on an idle system")
 		f.int(&c.rate, "rate", 100, 1, 0, "single jobs a second while latency is measured")
 		f.int(&c.seconds, "seconds", 5, 1, 0, "duration of each run that measures latency")
 		file := f.String("out", "", "file to which the JSON is written, with the figures of each round")
@@ -119,10 +124,25 @@ const (
 	figureP50      = "p50_ms" // from accepted to started, as in Latency
 	figureP99      = "p99_ms"
 	figureMemory   = "redis_bytes_per_queued_job"
+
+	// Those of the variants single and small; redis_ includes the producer's XADD of the group.
+	figureGroupSpeed    = "groups_per_second" // until the last COMPLETED event was published
+	figureGroupRedisCPU = "redis_cpu_us_per_group"
+	figureGroupRoleCPU  = "roles_cpu_us_per_group"
+	figureGroupCommands = "redis_commands_per_group"
+	figureGroupMemory   = "redis_bytes_per_ended_group" // without the stream events
+	// From accepted to the COMPLETED event, under this load and of a lone job on an idle system, in
+	// whole ms.
+	figureEndedP50 = "ended_p50_ms"
+	figureEndedP99 = "ended_p99_ms"
+	figureLoneP50  = "lone_ended_p50_ms"
+	figureLoneP99  = "lone_ended_p99_ms"
 )
 
 var comparedFigureNames = []string{
 	figureSpeed, figureRedisCPU, figureRoleCPU, figureCommands, figureP50, figureP99, figureMemory,
+	figureGroupSpeed, figureGroupRedisCPU, figureGroupRoleCPU, figureGroupCommands, figureGroupMemory,
+	figureEndedP50, figureEndedP99, figureLoneP50, figureLoneP99,
 }
 
 // compareVariant is a workload. The base variant has 10 tenants; the field what of each other one
@@ -135,6 +155,7 @@ type compareVariant struct {
 	aggregate  []client.Aggregate // aggregates that each group asks for
 	http       bool               // each job is a group of its own, submitted by one HTTP request
 	memory     bool               // also measure the memory of a queued job
+	size       int                // jobs of each group, which is one group.submit message; 0: large groups
 }
 
 var compareVariants = []compareVariant{
@@ -155,6 +176,8 @@ var compareVariants = []compareVariant{
 		name: "http", what: "one job a request: POST /v1/groups, each job a group of its own",
 		tenants: 10, http: true,
 	},
+	{name: "single", what: "1,000 tenants, groups of 1 job, each one message", tenants: 1000, size: 1},
+	{name: "small", what: "1,000 tenants, groups of 5 jobs, each one message", tenants: 1000, size: 5},
 }
 
 func compareVariantNames() []string {
@@ -206,8 +229,11 @@ func (o *compareOptions) run(ctx context.Context, out *Comparison) {
 
 // jobsOf returns the number of jobs of the run that measures the throughput of variant v.
 func (o *compareOptions) jobsOf(v compareVariant) int {
-	if v.http {
+	switch {
+	case v.http:
 		return o.httpJobs
+	case v.size > 0:
+		return o.groups * v.size
 	}
 	return o.jobs
 }
@@ -236,6 +262,10 @@ func computeMedians(rounds [2][]roundFigures) []ComparedFigure {
 // because the journals that are needed for latency cost CPU.
 func (o *compareOptions) measure(ctx context.Context, program string, v compareVariant) roundFigures {
 	out := roundFigures{}
+	if v.size > 0 {
+		o.measureGroups(ctx, program, v, out)
+		return out
+	}
 	o.measureThroughput(ctx, program, v, out)
 	o.measureLatency(ctx, program, v, out)
 	return out
@@ -259,6 +289,94 @@ func (o *compareOptions) measureThroughput(ctx context.Context, program string, 
 	check(c.stop())
 }
 
+// measureGroups measures a variant of small groups, with nobody who reads events meanwhile: they are
+// counted, and read when all have been published.
+func (o *compareOptions) measureGroups(ctx context.Context, program string, v compareVariant, out roundFigures) {
+	c := o.start(ctx, program, v, false)
+	defer c.close()
+	if v.size == 1 {
+		q := quantilesOf(c.runAlone(ctx, o.lone))
+		out[figureLoneP50], out[figureLoneP99] = q.P50MS, q.P99MS
+	}
+	c.ends.close()
+	groups := c.smallGroups("", o.groups, v.size)
+	messages := c.encodeGroups(groups)
+	before := c.settledMemory(ctx)
+	var began time.Time
+	u := c.measure(ctx, func() {
+		began = must(c.now(ctx))
+		check(c.publishGroups(ctx, messages))
+		check(c.await(ctx, "events", followInterval, func() (int, error) {
+			n, err := c.conn.Cmd.XLen(ctx, c.space.Events()).Result()
+			return max(0, statesOfGroup*len(groups)-int(n)), err
+		}))
+	})
+	delete(u.roles, producerRole)
+	c.ends = must(c.listenAfter(ctx, "0", 0))
+	ends := c.awaitChecked(ctx, groups, o.jobsOf(v))
+	waits, last := make([]float64, len(ends)), began
+	for i, e := range ends {
+		waits[i] = e.msUntil(e.published.UnixMicro())
+		if e.published.After(last) {
+			last = e.published
+		}
+	}
+	q, took := quantilesOf(waits), last.Sub(began).Seconds()
+	out[figureGroupSpeed], out[figureSpeed] = round2(float64(o.groups)/took), round2(float64(o.jobsOf(v))/took)
+	out[figureGroupRedisCPU], out[figureGroupRoleCPU] = perJob(u.redis.cpu, o.groups), perJob(u.processCPU(), o.groups)
+	out[figureGroupCommands] = round4(float64(u.redis.commands) / float64(o.groups))
+	out[figureGroupMemory] = round2(float64(c.settledMemory(ctx)-before) / float64(o.groups))
+	out[figureEndedP50], out[figureEndedP99] = q.P50MS, q.P99MS
+	check(c.stop())
+}
+
+// runAlone runs n groups of one job, each after the end of the one before and a pause that differs,
+// so that it does not keep step with what the roles do at intervals. It returns the ms from the
+// acceptance of each to its COMPLETED event.
+func (c *compareRun) runAlone(ctx context.Context, n int) (waits []float64) {
+	for i, g := range c.smallGroups("-lone", n, 1) {
+		check(redisx.Sleep(ctx, time.Duration(20+7*i%50)*time.Millisecond))
+		check(c.publishSingle(ctx, g, i))
+		e := c.awaitChecked(ctx, []group{g}, 1)[0]
+		waits = append(waits, e.msUntil(e.published.UnixMicro()))
+	}
+	return waits
+}
+
+// settledMemory empties the stream events and returns the memory that Redis uses then.
+func (c *compareRun) settledMemory(ctx context.Context) int64 {
+	check(redisx.Sleep(ctx, settleTime))
+	check(c.conn.Cmd.XTrimMaxLen(ctx, c.space.Events(), 0).Err())
+	return c.use(ctx).redis.memory
+}
+
+// encodeGroups returns the data of the group.submit message of each group.
+func (c *compareRun) encodeGroups(groups []group) [][]byte {
+	out, jobs := make([][]byte, len(groups)), 0
+	for i, g := range groups {
+		out[i] = must(g.complete(jobs))
+		jobs += g.jobs
+	}
+	return out
+}
+
+// publishGroups publishes group.submit messages from several goroutines, as fast as Redis takes them.
+func (c *compareRun) publishGroups(ctx context.Context, messages [][]byte) error {
+	producers, ctx := errgroup.WithContext(ctx)
+	for part := range slices.Chunk(messages, (len(messages)+compareProducers-1)/compareProducers) {
+		producers.Go(func() error {
+			pipe := c.pipeline()
+			for _, data := range part {
+				if err := pipe.add(ctx, "group.submit", data); err != nil {
+					return err
+				}
+			}
+			return pipe.flush(ctx)
+		})
+	}
+	return producers.Wait()
+}
+
 // lastCompleted returns the time at which the last of the groups was completed, by Redis's clock;
 // the zero time if none was.
 func lastCompleted(ends []groupEnd) (last time.Time) {
@@ -273,7 +391,7 @@ func lastCompleted(ends []groupEnd) (last time.Time) {
 func (o *compareOptions) measureLatency(ctx context.Context, program string, v compareVariant, out roundFigures) {
 	c := o.start(ctx, program, v, true)
 	defer c.close()
-	groups := c.singles("-paced", o.rate*o.seconds)
+	groups := c.smallGroups("-paced", o.rate*o.seconds, 1)
 	check(pace(ctx, o.rate, len(groups), func(ctx context.Context, i int, _ time.Time) error {
 		return c.submitSingle(ctx, groups[i], i)
 	}))
@@ -307,8 +425,12 @@ type compareRun struct {
 }
 
 const (
-	compareClients = 32  // concurrent HTTP requests
-	comparePayload = 200 // bytes of each payload
+	compareClients   = 32  // concurrent HTTP requests
+	compareProducers = 4   // goroutines that publish groups
+	comparePayload   = 200 // bytes of each payload
+	statesOfGroup    = 5   // events of a group: CREATED, DISPATCHED, RUNNING, AGGREGATING, COMPLETED
+	// settleTime is how long the roles get for what they do after the last event of a load.
+	settleTime = time.Second
 	// eventsPause is the pause between two reads of the events stream: reading more often would
 	// cost CPU.
 	eventsPause = 50 * time.Millisecond
@@ -332,7 +454,7 @@ func (o *compareOptions) start(ctx context.Context, program string, v compareVar
 			}
 		}
 		c.ends = must(c.listenForEnds(ctx, eventsPause))
-		c.send(ctx, "-warm", min(warmJobs, o.jobsOf(v)))
+		c.send(ctx, "-warm", min(warmJobs*max(1, v.size), o.jobsOf(v))) // warmJobs groups, if they are small
 	}, c.close))
 	return c
 }
@@ -362,8 +484,13 @@ func (v compareVariant) withFields(groups []group) []group {
 // send submits jobs as fast as possible, and waits until their groups are completed; see
 // awaitChecked for its checks.
 func (c *compareRun) send(ctx context.Context, suffix string, jobs int) []groupEnd {
+	if c.v.size > 0 {
+		groups := c.smallGroups(suffix, jobs/c.v.size, c.v.size)
+		check(c.publishGroups(ctx, c.encodeGroups(groups)))
+		return c.awaitChecked(ctx, groups, jobs)
+	}
 	if c.v.http {
-		groups := c.singles(suffix, jobs)
+		groups := c.smallGroups(suffix, jobs, 1)
 		all, sending := errgroup.WithContext(ctx)
 		all.SetLimit(compareClients)
 		for i := range groups {
@@ -378,10 +505,10 @@ func (c *compareRun) send(ctx context.Context, suffix string, jobs int) []groupE
 	return c.awaitChecked(ctx, groups, jobs)
 }
 
-// singles returns n groups of one job each, not submitted yet. The tenants of the variant take
+// smallGroups returns n groups of size jobs each, not submitted yet. The tenants of the variant take
 // turns as their owners.
-func (c *compareRun) singles(suffix string, n int) []group {
-	return c.v.withFields(singleJobs(c.name+suffix, n, c.v.tenant, c.job))
+func (c *compareRun) smallGroups(suffix string, n, size int) []group {
+	return c.v.withFields(smallGroups(c.name+suffix, n, size, c.v.tenant, c.job))
 }
 
 // submitSingle submits a group whose only job is job i of the load, over HTTP or as a message to

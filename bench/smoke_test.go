@@ -105,7 +105,7 @@ func TestLatencyOnASharedRedisLeavesNothing(t *testing.T) {
 	require.Equal(t, []string{"bulk-action:partitions"}, c.Keys(t.Context(), "*").Val())
 }
 
-// TestCompare compares the product with itself, in two variants. A run fails if its groups do not
+// TestCompare compares the product with itself, in some variants. A run fails if its groups do not
 // show what the variant asks for.
 func TestCompare(t *testing.T) {
 	if testing.Short() {
@@ -113,9 +113,9 @@ func TestCompare(t *testing.T) {
 	}
 	older := filepath.Join(t.TempDir(), "older")
 	require.NoError(t, os.Symlink(os.Getenv("BULKACTION_BENCH_BIN"), older))
-	got := bench(t, "compare "+older+" --only aggregates,http --rounds 1 --jobs 2000 --http-jobs 200 --seconds 1")
+	got := bench(t, "compare "+older+" --only aggregates,http,single,small --rounds 1 --jobs 2000 --http-jobs 200 --groups 200 --lone 3 --seconds 1")
 	require.Equal(t, "older", got["base"])
-	require.Len(t, got["variants"], 2)
+	require.Len(t, got["variants"], 4)
 	for _, v := range got["variants"].([]any) {
 		for _, f := range v.(map[string]any)["figures"].([]any) {
 			requireFields(t, f.(map[string]any), "name", "base", "head", "ratio", "base_runs", "head_runs")

@@ -357,7 +357,7 @@ func (l *Latency) compute(groups []group, due []int64, completed []groupEnd, log
 // the groups, and the time at which each was due to be published, in µs by Redis's clock.
 func (r *run) sendSingles(ctx context.Context, part, suffix string, rate, n int) ([]group, []int64) {
 	offset := must(r.clockOffset(ctx))
-	groups, dues := singleJobs(r.name+suffix, n, named("single"), nil), make([]int64, n)
+	groups, dues := smallGroups(r.name+suffix, n, 1, named("single"), nil), make([]int64, n)
 	check(pace(ctx, rate, n, func(ctx context.Context, i int, due time.Time) error {
 		dues[i] = due.Add(offset).UnixMicro()
 		if i%paceSenders == 0 {
