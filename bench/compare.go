@@ -131,6 +131,8 @@ const (
 	figureGroupRoleCPU  = "roles_cpu_us_per_group"
 	figureGroupCommands = "redis_commands_per_group"
 	figureGroupMemory   = "redis_bytes_per_ended_group" // without the stream events
+	// figureCeiling is the speed / that of the group ceiling, measured after the run on the same Redis.
+	figureCeiling = "ceiling_ratio"
 	// From accepted to the COMPLETED event, under this load and of a lone job on an idle system, in
 	// whole ms.
 	figureEndedP50 = "ended_p50_ms"
@@ -141,7 +143,7 @@ const (
 
 var comparedFigureNames = []string{
 	figureSpeed, figureRedisCPU, figureRoleCPU, figureCommands, figureP50, figureP99, figureMemory,
-	figureGroupSpeed, figureGroupRedisCPU, figureGroupRoleCPU, figureGroupCommands, figureGroupMemory,
+	figureGroupSpeed, figureGroupRedisCPU, figureGroupRoleCPU, figureGroupCommands, figureGroupMemory, figureCeiling,
 	figureEndedP50, figureEndedP99, figureLoneP50, figureLoneP99,
 }
 
@@ -328,6 +330,8 @@ func (o *compareOptions) measureGroups(ctx context.Context, program string, v co
 	out[figureGroupMemory] = round2(float64(c.settledMemory(ctx)-before) / float64(o.groups))
 	out[figureEndedP50], out[figureEndedP99] = q.P50MS, q.P99MS
 	check(c.stop())
+	out[figureCeiling] = ratio(out[figureGroupSpeed],
+		c.measureGroupCeiling(ctx, o.groups, v.size, comparePayload).GroupsPerSecond)
 }
 
 // runAlone runs n groups of one job, each after the end of the one before and a pause that differs,

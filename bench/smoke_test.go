@@ -123,6 +123,15 @@ func TestCompare(t *testing.T) {
 	}
 }
 
+func TestCeiling(t *testing.T) {
+	got := bench(t, "ceiling --jobs 1000 --groups 100")
+	require.Positive(t, got["jobs_per_second"])
+	require.Len(t, got["groups"], 2)
+	for i, speed := range lookUp(got, []string{"groups", "groups_per_second"}) {
+		require.Positive(t, speed, i)
+	}
+}
+
 func TestCongestion(t *testing.T) {
 	got := bench(t, "congestion --jobs 700 --rps 200 --set WORKER_COUNT=5")
 	requireRows(t, "flow-control.md", "congestion", got)
