@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -125,6 +126,11 @@ const (
 	figureP99      = "p99_ms"
 	figureMemory   = "redis_bytes_per_queued_job"
 
+	// What a retried or traced job costs beyond a plain one.
+	figureBeyondRedis    = "redis_cpu_us_beyond_plain"
+	figureBeyondRoles    = "roles_cpu_us_beyond_plain"
+	figureBeyondCommands = "redis_commands_beyond_plain"
+
 	// Those of the variants single and small; redis_ includes the producer's XADD of the group.
 	figureGroupSpeed    = "groups_per_second" // until the last COMPLETED event was published
 	figureGroupRedisCPU = "redis_cpu_us_per_group"
@@ -141,8 +147,14 @@ const (
 	figureLoneP99  = "lone_ended_p99_ms"
 )
 
+// figuresBeyond has the names of figures of costs beyond a plain job, by those of the costs of a job.
+var figuresBeyond = map[string]string{
+	figureRedisCPU: figureBeyondRedis, figureRoleCPU: figureBeyondRoles, figureCommands: figureBeyondCommands,
+}
+
 var comparedFigureNames = []string{
-	figureSpeed, figureRedisCPU, figureRoleCPU, figureCommands, figureP50, figureP99, figureMemory,
+	figureSpeed, figureRedisCPU, figureRoleCPU, figureCommands, figureBeyondRedis, figureBeyondRoles, figureBeyondCommands,
+	figureP50, figureP99, figureMemory,
 	figureGroupSpeed, figureGroupRedisCPU, figureGroupRoleCPU, figureGroupCommands, figureGroupMemory, figureCeiling,
 	figureEndedP50, figureEndedP99, figureLoneP50, figureLoneP99,
 }
@@ -153,10 +165,12 @@ type compareVariant struct {
 	name, what string
 	tenants    int
 	limits     bool               // each tenant has a limit of its own; it is counted but never reached
-	retries    bool               // 1% of the jobs fail once
+	retries    int                // one of so many jobs fails once; 0: none
+	sampling   float64            // the part of the jobs that is traced
 	aggregate  []client.Aggregate // aggregates that each group asks for
 	http       bool               // each job is a group of its own, submitted by one HTTP request
 	memory     bool               // also measure the memory of a queued job
+	payload    int                // bytes of each payload; 0: comparePayload
 	size       int                // jobs of each group, which is one group.submit message; 0: large groups
 }
 
@@ -166,7 +180,9 @@ var compareVariants = []compareVariant{
 		name: "tenants", what: "1,000 tenants, each at a limit of its own that is not reached",
 		tenants: 1000, limits: true,
 	},
-	{name: "retries", what: "1% of the jobs fail once and are retried after 1 ms", tenants: 10, retries: true},
+	{name: "retries", what: "1% of the jobs fail once and are retried after 1 ms", tenants: 10, retries: 100},
+	{name: "retried", what: "20% of the jobs fail once and are retried after 1 ms", tenants: 10, retries: 5},
+	{name: "traced", what: "20% of the jobs are traced", tenants: 10, sampling: 0.2},
 	{
 		name: "aggregates", what: "each group asks for a sum and a distribution", tenants: 10,
 		aggregate: []client.Aggregate{
@@ -180,6 +196,14 @@ var compareVariants = []compareVariant{
 	},
 	{name: "single", what: "1,000 tenants, groups of 1 job, each one message", tenants: 1000, size: 1},
 	{name: "small", what: "1,000 tenants, groups of 5 jobs, each one message", tenants: 1000, size: 5},
+}
+
+// share returns the part of the jobs that costs more than a plain job; 0: that is not measured.
+func (v compareVariant) share() float64 {
+	if v.retries > 0 {
+		return 1 / float64(v.retries)
+	}
+	return v.sampling
 }
 
 func compareVariantNames() []string {
@@ -269,6 +293,13 @@ func (o *compareOptions) measure(ctx context.Context, program string, v compareV
 		return out
 	}
 	o.measureThroughput(ctx, program, v, out)
+	if share := v.share(); share > 0 {
+		plain := roundFigures{} // measured just beside it, because machines drift
+		o.measureThroughput(ctx, program, compareVariants[0], plain)
+		for name, beyond := range figuresBeyond {
+			out[beyond] = round2((out[name] - plain[name]) / share)
+		}
+	}
 	o.measureLatency(ctx, program, v, out)
 	return out
 }
@@ -289,6 +320,9 @@ func (o *compareOptions) measureThroughput(ctx context.Context, program string, 
 	out[figureRoleCPU] = perJob(u.processCPU(), jobs)
 	out[figureCommands] = round4(float64(u.redis.commands) / float64(jobs))
 	check(c.stop())
+	if c.sink != nil && c.sink.bytes.Load() == 0 {
+		failf("%w: no traces came", errWrongLoad)
+	}
 }
 
 // measureGroups measures a variant of small groups, with nobody who reads events meanwhile: they are
@@ -296,7 +330,7 @@ func (o *compareOptions) measureThroughput(ctx context.Context, program string, 
 func (o *compareOptions) measureGroups(ctx context.Context, program string, v compareVariant, out roundFigures) {
 	c := o.start(ctx, program, v, false)
 	defer c.close()
-	if v.size == 1 {
+	if v.size == 1 && o.lone > 0 {
 		q := quantilesOf(c.runAlone(ctx, o.lone))
 		out[figureLoneP50], out[figureLoneP99] = q.P50MS, q.P99MS
 	}
@@ -426,6 +460,7 @@ type compareRun struct {
 	v    compareVariant
 	ends *endListener
 	job  func(i int) []byte // returns the JSON of job i of the variant
+	sink *traceSink         // of the traces; nil: nothing is traced
 }
 
 const (
@@ -449,6 +484,10 @@ func (o *compareOptions) start(ctx context.Context, program string, v compareVar
 	transport := &http.Transport{MaxIdleConnsPerHost: compareClients}
 	options := []client.Option{client.WithHTTPClient(&http.Client{Transport: transport})}
 	c := &compareRun{v: v, job: v.encodeJobs()}
+	if v.sampling > 0 {
+		c.sink = startTraceSink()
+		env = append(env, c.sink.env(v.sampling)...)
+	}
 	check(attempt("prepare", func() {
 		c.run = startWithAPI(ctx, of, journals, options, env...)
 		if v.limits {
@@ -470,6 +509,9 @@ func (c *compareRun) close() {
 	}
 	if c.run != nil {
 		c.run.close()
+	}
+	if c.sink != nil {
+		c.sink.Close()
 	}
 }
 
@@ -540,13 +582,13 @@ func (v compareVariant) encodeJobs() func(int) []byte {
 	jobs := make([][]byte, comparePeriod)
 	for i := range jobs {
 		fields := ""
-		if v.retries && i == comparePeriod-1 {
+		if v.retries > 0 && i%v.retries == v.retries-1 {
 			fields = failOnce
 		}
 		if v.aggregate != nil {
 			fields += fmt.Sprintf(`"result":{"cost":%d},`, i+1)
 		}
-		jobs[i] = encodeJob(comparePayload, fields)
+		jobs[i] = encodeJob(cmp.Or(v.payload, comparePayload), fields)
 	}
 	return func(i int) []byte { return jobs[i%comparePeriod] }
 }
@@ -584,8 +626,8 @@ func (v compareVariant) checkGroups(ends []groupEnd, jobs int) error {
 		got[2], got[3] = got[2]+int64(sum), got[3]+spread.Count
 	}
 	want[0] = int64(jobs)
-	if v.retries {
-		want[1] = int64(jobs / comparePeriod)
+	if v.retries > 0 {
+		want[1] = int64(jobs / v.retries)
 	}
 	if v.aggregate != nil {
 		for i := range jobs {

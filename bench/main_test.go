@@ -433,6 +433,7 @@ func TestCompareChecksTheLoad(t *testing.T) {
 		{"a job is missing", "base", []groupEnd{end(60, 0, `{}`), end(69, 0, `{}`)}, 130, true},
 		{"an unexpected retry", "base", []groupEnd{end(130, 1, `{}`)}, 130, true},
 		{"1% retried", "retries", []groupEnd{end(150, 2, `{}`), end(50, 0, `{}`)}, 200, false},
+		{"20% retried", "retried", []groupEnd{end(150, 25, `{}`), end(52, 15, `{}`)}, 202, false},
 		{"no job retried", "retries", []groupEnd{end(200, 0, `{}`)}, 200, true},
 		{"all values", "aggregates", []groupEnd{end(60, 0, `{"cost":1830,"spread":{"count":60}}`), end(42, 0, `{"cost":3223,"spread":{"count":42}}`)}, 102, false},
 		{"a wrong sum", "aggregates", []groupEnd{end(60, 0, `{"cost":1829,"spread":{"count":60}}`)}, 60, true},
