@@ -177,11 +177,13 @@ func TestConsole(t *testing.T) {
 }
 
 func TestPeers(t *testing.T) {
-	got := bench(t, "peers --jobs 300 --rounds 1 --latency-jobs 5")
+	got := bench(t, "peers --jobs 300 --groups 100 --rounds 1 --latency-jobs 5")
 	for _, name := range []string{nameOurs, peers[0].name, peers[1].name} {
 		require.Positive(t, lookUp(got, []string{"medians", name, "jobs_per_second"})[0], name)
 	}
-	require.Positive(t, lookUp(got, []string{"ratios", nameAsynq, "tuned_p50_ms"})[0])
+	for _, name := range []string{"tuned_p50_ms", "groups_of_1_jobs_per_second", "groups_of_5_jobs_per_second"} {
+		require.Positive(t, lookUp(got, []string{"ratios", nameAsynq, name})[0], name)
+	}
 }
 
 func TestPlotsFillTheDocuments(t *testing.T) {
