@@ -12,6 +12,8 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -32,6 +34,7 @@ type compareOptions struct {
 	httpJobs int      // jobs of such a run in the variant http
 	groups   int      // groups of such a run in the variants single and small
 	lone     int      // jobs that run alone on an idle system, in the variant single
+	expire   bool     // also measure how the ended groups of the variants single and small are deleted
 	rate     int      // jobs a second while latency is measured
 	seconds  int      // how many seconds latency is measured
 }
@@ -46,6 +49,7 @@ var compareBenchmark = benchmark{
 		f.int(&c.httpJobs, "http-jobs", 10_000, 100, 0, "the same for the variant http, in which each job is a request")
 		f.int(&c.groups, "groups", 20_000, 100, 0, "groups of each such run of the variants single and small")
 		f.int(&c.lone, "lone", 100, 1, 0, "jobs of the variant single that run one at a time, on an idle system")
+		f.BoolVar(&c.expire, "expire", false, "also let the ended groups of these variants expire, all at once")
 		f.int(&c.rate, "rate", 100, 1, 0, "single jobs a second while latency is measured")
 		f.int(&c.seconds, "seconds", 5, 1, 0, "duration of each run that measures latency")
 		file := f.String("out", "", "file to which the JSON is written, with the figures of each round")
@@ -145,6 +149,9 @@ const (
 	figureEndedP99 = "ended_p99_ms"
 	figureLoneP50  = "lone_ended_p50_ms"
 	figureLoneP99  = "lone_ended_p99_ms"
+	// The slowest script while all groups expire (0: under 1 ms), and Redis's CPU for it.
+	figureExpireSlowest = "expire_slowest_script_ms"
+	figureExpireCPU     = "expire_redis_cpu_us_per_group"
 )
 
 // figuresBeyond has the names of figures of costs beyond a plain job, by those of the costs of a job.
@@ -156,7 +163,7 @@ var comparedFigureNames = []string{
 	figureSpeed, figureRedisCPU, figureRoleCPU, figureCommands, figureBeyondRedis, figureBeyondRoles, figureBeyondCommands,
 	figureP50, figureP99, figureMemory,
 	figureGroupSpeed, figureGroupRedisCPU, figureGroupRoleCPU, figureGroupCommands, figureGroupMemory, figureCeiling,
-	figureEndedP50, figureEndedP99, figureLoneP50, figureLoneP99,
+	figureEndedP50, figureEndedP99, figureLoneP50, figureLoneP99, figureExpireSlowest, figureExpireCPU,
 }
 
 // compareVariant is a workload. The base variant has 10 tenants; the field what of each other one
@@ -364,6 +371,9 @@ func (o *compareOptions) measureGroups(ctx context.Context, program string, v co
 	out[figureGroupMemory] = round2(float64(c.settledMemory(ctx)-before) / float64(o.groups))
 	out[figureEndedP50], out[figureEndedP99] = q.P50MS, q.P99MS
 	check(c.stop())
+	if o.expire {
+		c.expireAll(ctx, groups, out)
+	}
 	out[figureCeiling] = ratio(out[figureGroupSpeed],
 		c.measureGroupCeiling(ctx, o.groups, v.size, comparePayload).GroupsPerSecond)
 }
@@ -379,6 +389,36 @@ func (c *compareRun) runAlone(ctx context.Context, n int) (waits []float64) {
 		waits = append(waits, e.msUntil(e.published.UnixMicro()))
 	}
 	return waits
+}
+
+// expireAll starts the roles again, with a retention that is over for all groups, and waits until the
+// groups are deleted. Redis's slow log says how long scripts took.
+func (c *compareRun) expireAll(ctx context.Context, groups []group, out roundFigures) {
+	const most = 1000 // entries of the slow log
+	rdb := c.conn.Cmd
+	check(errors.Join(rdb.ConfigSet(ctx, "slowlog-log-slower-than", "1000").Err(), // µs
+		rdb.ConfigSet(ctx, "slowlog-max-len", strconv.Itoa(most)).Err(), rdb.Do(ctx, "SLOWLOG", "RESET").Err()))
+	c.overrides["BULKACTION_RETENTION_GROUPS"] = "1s"
+	c.startRoles(c.options, c.overrides, "")
+	check(c.awaitHTTP(ctx, c.apiURL+"/v1/stats"))
+	u := c.measure(ctx, func() {
+		next := 0 // asks for one of a hundred groups, because each request costs Redis something
+		check(c.await(ctx, "groups to expire", followInterval, func() (int, error) {
+			for ; next < len(groups); next += 100 {
+				if _, err := c.api.Group(ctx, groups[next].id); !errors.Is(err, client.ErrNotFound) {
+					return len(groups) - next, err
+				}
+			}
+			return 0, nil
+		}))
+	})
+	check(c.stop())
+	for _, slow := range must(rdb.SlowLogGet(ctx, most).Result()) {
+		if strings.HasPrefix(slow.Args[0], "eval") || strings.HasPrefix(slow.Args[0], "fcall") {
+			out[figureExpireSlowest] = max(out[figureExpireSlowest], millis(slow.Duration))
+		}
+	}
+	out[figureExpireCPU] = perJob(u.redis.cpu, len(groups))
 }
 
 // settledMemory empties the stream events and returns the memory that Redis uses then.

@@ -113,7 +113,7 @@ func TestCompare(t *testing.T) {
 	}
 	older := filepath.Join(t.TempDir(), "older")
 	require.NoError(t, os.Symlink(os.Getenv("BULKACTION_BENCH_BIN"), older))
-	got := bench(t, "compare "+older+" --only aggregates,traced,http,single,small --rounds 1 --jobs 2000 --http-jobs 200 --groups 200 --lone 3 --seconds 1")
+	got := bench(t, "compare "+older+" --only aggregates,traced,http,single,small --rounds 1 --jobs 2000 --http-jobs 200 --groups 200 --lone 3 --expire --seconds 1")
 	require.Equal(t, "older", got["base"])
 	require.Len(t, got["variants"], 5)
 	for _, v := range got["variants"].([]any) {
