@@ -70,8 +70,10 @@ local function read(group, partial, version, state, lines, ranges)
   if ranges == '' then return { 'OK', version } end
   local list, m = parse_ranges(ranges)
   precheck_end(g.tenant)
-  local all, ords, states, span, new, bad = transition(group, list, 'D', 'A', true), nil, nil, nil, {}, {}
+  local all, new, bad = transition(group, list, 'D', 'A', true), {}, {}
+  local ords, span
   if not all then
+    local states
     ords = expand(list)
     states, span = load_states(group, ords)
     for i = 1, m do
