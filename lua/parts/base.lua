@@ -26,6 +26,7 @@ local function now_ms() return floor(now_us() / 1000) end
 -- another type or in a migrating slot is then an error before the first write: Redis does not undo
 -- what a script wrote before its error. A part whose function writes offers a precheck for it
 -- (precheck_NAME), or the script prechecks the keys itself.
+-- A key is read once in a run of a script.
 local prechecked = {}
 local function precheck(command, ...)
   for i = 1, select('#', ...) do

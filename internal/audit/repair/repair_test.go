@@ -207,6 +207,51 @@ func TestTornCreate(t *testing.T) {
 	}
 }
 
+// TestTornSubmit: a Redis user loses a right while it stores a group with jobs. The group does not exist
+// then: a second call completes it, and no job is there twice. The audit finds what is left, and
+// the repair leaves the partition clean.
+func TestTornSubmit(t *testing.T) {
+	t.Parallel()
+	server := redistest.Server(t)
+	admin := server.Client()
+	for _, command := range []string{"zadd", "rpush", "hincrby", "setrange", "xadd", "lpush", "hset"} {
+		t.Run(command, func(t *testing.T) {
+			require.NoError(t, admin.Do(t.Context(), "ACL", "SETUSER", command, "on", ">secret", "~*", "&*", "+@all", "-"+command).Err())
+			w := audittest.New(t, server.URL(), command+":", 1)
+			torn := audittest.New(t, strings.Replace(server.URL(), "redis://", "redis://"+command+":secret@", 1), command+":", 1)
+			p := w.Space.Partition(0)
+			submit := func(w *audittest.World, id string) (ledger.AppendResult, error) {
+				all, err := ledger.Submit(w.Context(), w.C, p, []ledger.AppendArgs{{
+					Group: id, Limit: 10, Mode: ledger.AppendSeal, Request: ledger.SubmissionPrefix + "0", Jobs: audittest.Jobs(2),
+					Create: &ledger.CreateArgs{Group: id, Tenant: "acme", Type: "T", Hash: "h", Fields: map[string]string{"lane": "normal"}, Own: true},
+				}})
+				if err != nil {
+					return ledger.AppendResult{}, err
+				}
+				return all[0], all[0].Err
+			}
+			for _, id := range []string{"again", "never"} {
+				_, err := submit(torn, id)
+				require.ErrorContains(t, err, "can't run this command")
+				require.Zero(t, w.C.Exists(t.Context(), p.Group(id)).Val())
+			}
+			got, err := submit(w, "again")
+			w.OK(err)
+			require.False(t, got.Duplicate)
+			require.EqualValues(t, 2, w.C.LLen(t.Context(), p.Queue("again", "T")).Val())
+			require.Equal(t, "2", w.C.HGet(t.Context(), p.Group("again"), "waiting").Val())
+			if command != "zadd" { // without it nothing but the owner is written
+				require.Contains(t, audittest.Summary(run(w).Violations), audittest.Whole(audit.LawRegistry, "never"))
+			}
+			r, _ := repairAll(w)
+			require.Empty(t, r.Violations)
+			w.Work(p, "T")
+			r = run(w)
+			require.Empty(t, r.Violations)
+		})
+	}
+}
+
 // TestKeyOfWrongTypeDoesNotStopARepair: a key of the wrong Redis type is still reported after the
 // repair. The lost job of the group good is repaired.
 func TestKeyOfWrongTypeDoesNotStopARepair(t *testing.T) {

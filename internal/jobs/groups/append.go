@@ -99,9 +99,13 @@ func (a *pendingAppend) result() error {
 	return a.err
 }
 
-func (a *pendingAppend) bytes() (n int) {
-	for i := range a.jobs {
-		n += len(a.jobs[i].Payload)
+func (a *pendingAppend) fail(err error) { a.err = err }
+
+func (a *pendingAppend) bytes() int { return payloadBytes(a.jobs) }
+
+func payloadBytes(jobs []messages.Job) (n int) {
+	for i := range jobs {
+		n += len(jobs[i].Payload)
 	}
 	return n
 }
@@ -148,9 +152,12 @@ func (s *Store) appendToGroup(ctx context.Context, group string, all []*pendingA
 	return apiError(s.appendToPartition(ctx, p, tenant, left))
 }
 
-func setErrors(appends []*pendingAppend, err error) {
-	for _, a := range appends {
-		a.err = err
+// failing is a request that gets its own error.
+type failing interface{ fail(err error) }
+
+func setErrors[T failing](all []T, err error) {
+	for _, one := range all {
+		one.fail(err)
 	}
 }
 
@@ -188,7 +195,7 @@ func (s *Store) appendPieces(ctx context.Context, p keyspace.Partition, a *pendi
 	}
 	return retryLost(ctx, func(ctx context.Context) error {
 		var err error
-		if a.skipped, err = s.storePieces(ctx, p, pieces); err != nil {
+		if _, a.skipped, err = s.storePieces(ctx, p, pieces); err != nil {
 			return err
 		}
 		return s.awaitReplicas(ctx, p, requestsStored(p, requests...))
@@ -251,12 +258,19 @@ func (s *Store) storeAppends(ctx context.Context, p keyspace.Partition, all []*p
 			a.newJobs = s.newJobs(ctx, a.tenant, a.group, a.jobs, a.origin)
 		}
 	}
-	calls := splitCalls(all)
+	storeCalls(splitCalls(all), func(appends []*pendingAppend) error { return s.storeRequests(ctx, p, appends) })
+}
+
+// storeCalls makes script calls concurrently; store makes one.
+func storeCalls[T failing](calls [][]T, store func([]T) error) {
 	var others sync.WaitGroup
-	for _, appends := range calls[1:] {
-		others.Go(func() { s.storeCall(ctx, p, appends) })
+	for i, items := range calls {
+		if i < len(calls)-1 {
+			others.Go(func() { storeCall(items, store) })
+		} else {
+			storeCall(items, store)
+		}
 	}
-	s.storeCall(ctx, p, calls[0])
 	others.Wait()
 }
 
@@ -280,21 +294,21 @@ func splitCalls(all []*pendingAppend) (calls [][]*pendingAppend) {
 	return calls
 }
 
-// storeCall stores the appends of one script call and sets the error of each. If Redis refuses a
-// call with several appends, and not because it is out of memory or unavailable, storeCall makes
-// one call for each append.
-func (s *Store) storeCall(ctx context.Context, p keyspace.Partition, appends []*pendingAppend) {
-	err := s.storeRequests(ctx, p, appends)
+// storeCall makes one script call, which stores items, and sets their errors if it fails as a whole.
+// If Redis refuses a call with several items, and not because it is out of memory or unavailable,
+// storeCall makes one call for each.
+func storeCall[T failing](items []T, store func([]T) error) {
+	err := store(items)
 	var refused redis.Error
 	switch {
 	case err == nil:
-	case len(appends) > 1 && errors.As(err, &refused) && !call.IsUnavailable(err) && !call.IsOOM(err):
-		// One append that Redis refuses must not fail the others.
-		for i := range appends {
-			s.storeCall(ctx, p, appends[i:i+1])
+	case len(items) > 1 && errors.As(err, &refused) && !call.IsUnavailable(err) && !call.IsOOM(err):
+		// One item that Redis refuses must not fail the others.
+		for i := range items {
+			storeCall(items[i:i+1], store)
 		}
 	default:
-		setErrors(appends, err)
+		setErrors(items, err)
 	}
 }
 
@@ -347,30 +361,38 @@ func (s *Store) splitPieces(
 	return pieces
 }
 
-// storePieces appends the pieces in order. skipped are the jobs that were left out because their
-// keys are taken, by their index among all jobs of the pieces.
+// storePieces stores the pieces in order. now is the group's status before the first one, if that
+// creates the group. skipped are the jobs that were left out because their keys are taken, by their
+// index among all jobs of the pieces.
 func (s *Store) storePieces(
 	ctx context.Context, p keyspace.Partition, pieces []ledger.AppendArgs,
-) (skipped []int, err error) {
+) (now api.Status, skipped []int, err error) {
 	first := 0 // index of the piece's first job among all jobs
-	for _, a := range pieces {
-		var r ledger.AppendReply
-		err := s.appendInTurn(ctx, a.Group, func(ctx context.Context, lock *groupLock) (err error) {
+	for i, a := range pieces {
+		var r ledger.AppendResult
+		err := s.appendInTurn(ctx, a.Group, func(ctx context.Context, lock *groupLock) error {
 			a.Next = lock.nextOrdinal
-			if r, err = ledger.Append(ctx, s.appender, p, a); err == nil {
-				lock.learn(r)
+			results, err := ledger.Submit(ctx, s.appender, p, []ledger.AppendArgs{a})
+			if err != nil {
+				return err
 			}
-			return err
+			if r = results[0]; r.Err == nil {
+				lock.learn(r.AppendReply)
+			}
+			return r.Err
 		})
 		if err != nil {
-			return nil, err
+			return "", nil, err
+		}
+		if i == 0 {
+			now = r.Status
 		}
 		for _, n := range r.Skipped {
 			skipped = append(skipped, first+n)
 		}
 		first += len(a.Jobs)
 	}
-	return skipped, nil
+	return now, skipped, nil
 }
 
 // appendInTurn runs step with the lock of a group, and repeats it while Redis does not answer, for

@@ -14,6 +14,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/jobs/groups"
 	"github.com/bulkaction/bulkaction/internal/jobs/groups/backpressure"
+	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/stage/presence"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
@@ -120,6 +121,60 @@ func TestRefusedAppendBesidePoison(t *testing.T) {
 		require.ErrorIs(t, errs[1], api.ErrConflict)
 		require.Equal(t, api.Counts{}, w.Counts("g"))
 	})
+}
+
+// TestSubmissionsTogether: concurrent submissions share script calls. Each is accepted or refused on its
+// own: what Redis refuses, what conflicts and what belongs to another tenant harms no other one.
+func TestSubmissionsTogether(t *testing.T) {
+	w := stagetest.Parallel(t, 4)
+	ctx := context.WithoutCancel(stagetest.Trusted(t))
+	open(w, messages.SubmitGroup{ID: "conflict", Tenant: "acme", Type: "T"})
+	open(w, messages.SubmitGroup{ID: "foreign", Tenant: "globex", Type: "T"})
+	counted := &connection{Cmdable: poisoned{w.Conn.Cmd, "poison"}, left: -1}
+	s := groups.New(groups.Config{}, w.Conn, w.Space, w.Tel, reducer.NewRegistry(), counted)
+	const n = 300
+	all := make([]groups.Submission, 0, n)
+	add := func(id string, jobs ...messages.Job) {
+		g := &messages.SubmitGroup{ID: id, Tenant: "acme", Type: "T", Jobs: jobs, Seal: true}
+		all = append(all, groups.Submission{Group: g, Origin: groups.Origin{At: now.At, Published: true}})
+	}
+	for i := range n {
+		add(fmt.Sprint("g", i%(n-10)), stagetest.Numbered(2)...) // ten come twice
+	}
+	add("poison", messages.Job{Payload: []byte(`"poison"`)})
+	add("conflict", stagetest.Numbered(2)...)
+	add("foreign", stagetest.Numbered(2)...)
+	add("large", stagetest.Numbered(2*ledger.MaxAppend)...)
+	add("empty")
+	check := func(errs []error) {
+		for i, err := range errs {
+			switch all[i].Group.ID {
+			case "poison":
+				require.ErrorContains(t, err, "not for Redis")
+			case "conflict", "foreign":
+				require.ErrorIs(t, err, api.ErrConflict)
+			default:
+				require.NoError(t, err)
+			}
+		}
+	}
+	check(s.SubmitAll(ctx, all))
+	// One call has 32 groups at most; a call with the poison is repeated one by one.
+	require.Less(t, counted.scripts, n/ledger.MaxSubmit+2*ledger.MaxSubmit+10)
+	check(s.SubmitAll(ctx, all))
+	errs := make([]error, len(all))
+	var calls sync.WaitGroup
+	for i, sub := range all {
+		calls.Go(func() { _, errs[i] = s.Submit(ctx, sub.Group, sub.Origin) })
+	}
+	calls.Wait()
+	check(errs)
+	for i := range n - 10 {
+		require.Equal(t, api.Counts{Accepted: 2, Waiting: 2}, w.Counts(fmt.Sprint("g", i)))
+	}
+	require.EqualValues(t, 2*ledger.MaxAppend, w.Counts("large").Accepted)
+	require.True(t, w.Group("empty").Sealed)
+	require.Equal(t, "globex", w.Group("foreign").Tenant)
 }
 
 // TestAppendFollowsAGroup: when a group was deleted and a tenant of another partition has used its

@@ -30,7 +30,7 @@ func TestPauseAGroup(t *testing.T) {
 		for range 2 {
 			a, err := w.Store.Pause(ctx, "g")
 			require.NoError(w.T, err)
-			require.Equal(w.T, api.Accepted{ID: "g", Status: api.StatusCreated, Counts: api.Counts{Accepted: 3, Waiting: 3}}, a)
+			require.Equal(w.T, api.Accepted{ID: "g", Status: api.StatusDispatched, Counts: api.Counts{Accepted: 3, Waiting: 3}}, a)
 			require.True(w.T, w.Group("g").Paused)
 		}
 		w.Admit("T")

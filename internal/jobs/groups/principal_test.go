@@ -139,7 +139,7 @@ func TestListsShowWhatIsTheCallers(t *testing.T) {
 	}
 	for _, role := range []auth.Role{auth.Producer, auth.Reader} {
 		acme := as(t, role, "acme")
-		ids, err := list(acme, messages.ListQuery{Status: api.StatusCreated})
+		ids, err := list(acme, messages.ListQuery{Status: api.StatusDispatched})
 		require.NoError(t, err)
 		require.ElementsMatch(t, []string{"g0", "g2"}, ids)
 		_, err = list(acme, messages.ListQuery{Tenant: "globex"})

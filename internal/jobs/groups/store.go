@@ -59,9 +59,10 @@ type Store struct {
 	// owners has the tenants of groups that were asked for recently, because a group often gets many
 	// appends in a short time. An entry may be out of date: a caller that finds no group in that
 	// tenant's partition must ask Redis.
-	owners   *redisx.Cache[string, string]
-	batchers []*redisx.Batcher[*pendingAppend] // by partition
-	waiters  []*replicaWaiter                  // by partition
+	owners     *redisx.Cache[string, string]
+	batchers   []*redisx.Batcher[*pendingAppend] // by partition
+	submitters []*redisx.Batcher[*submission]    // by partition
+	waiters    []*replicaWaiter                  // by partition
 
 	summaries recent[failureReading] // by tenant and group
 	maps      recent[api.JobMap]     // by tenant, group and number of buckets
@@ -83,11 +84,12 @@ func New(
 		metrics:      telemetry.NewSubmissionMetrics(tel.Meter),
 		served:       presence.NewServed(conn, space),
 		// A second is short because groups are deleted, and another tenant may then use the id.
-		owners:    redisx.NewCache[string, string](time.Second, 10_000),
-		batchers:  newBatchers[*pendingAppend](space),
-		waiters:   newReplicaWaiters(space),
-		summaries: recent[failureReading]{kept: redisx.NewCache[string, failureReading](summaryAge, maxKeptSummaries)},
-		maps:      recent[api.JobMap]{kept: redisx.NewCache[string, api.JobMap](mapAge, maxKeptMaps)},
+		owners:     redisx.NewCache[string, string](time.Second, 10_000),
+		batchers:   newBatchers[*pendingAppend](space),
+		submitters: newBatchers[*submission](space),
+		waiters:    newReplicaWaiters(space),
+		summaries:  recent[failureReading]{kept: redisx.NewCache[string, failureReading](summaryAge, maxKeptSummaries)},
+		maps:       recent[api.JobMap]{kept: redisx.NewCache[string, api.JobMap](mapAge, maxKeptMaps)},
 	}
 }
 

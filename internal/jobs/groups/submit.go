@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -34,6 +35,12 @@ type Origin struct {
 	Published bool
 }
 
+// Submission is a group to store, and where it comes from.
+type Submission struct {
+	Group  *messages.SubmitGroup
+	Origin Origin
+}
+
 // Submit stores a group with its jobs. It may be repeated: the same content under the same group id
 // or the same idempotency key is stored once, as long as the group or the key is kept. It sets g.ID
 // to the group of the first request with the key, and an empty g.Tenant to g.ID. Errors are those
@@ -41,21 +48,99 @@ type Origin struct {
 // belongs to this tenant.
 func (s *Store) Submit(ctx context.Context, g *messages.SubmitGroup, o Origin) (_ api.Accepted, err error) {
 	defer func() { s.countRejected(err, len(g.Jobs), o) }()
-	who, tenant, err := callFor(ctx, g.Tenant)
+	sub, err := s.prepare(ctx, g, o)
 	if err != nil {
 		return api.Accepted{}, err
 	}
+	if err := s.storeSubmission(ctx, sub); err != nil {
+		return api.Accepted{}, apiError(err)
+	}
+	a := api.Accepted{
+		ID: g.ID, Status: api.StatusCreated, Counts: newCounts(g, sub.skipped, sub.accepted), Tenant: g.Tenant,
+	}
+	if !o.Published { // nobody reads the answer to a message
+		a.Warnings = s.warnings(ctx, g, sub.now)
+		if sub.ownTenant && !sub.now.Ended() {
+			a.Warnings = append(a.Warnings, "The group names no tenant, so it is its own tenant: no customer's limit applies to it.")
+		}
+		if len(sub.skipped) > 0 { // another request has added them since the group was created
+			a.Warnings = append(a.Warnings, (&api.KeysTakenError{Jobs: sub.skipped}).Error())
+		}
+	}
+	return a, nil
+}
+
+// SubmitAll is Submit for messages of a stream that were read together, in few script calls. It
+// returns the error of each, nil for success. Messages may share an id.
+func (s *Store) SubmitAll(ctx context.Context, all []Submission) []error {
+	errs := make([]error, len(all))
+	small := map[int][]int{} // the index of each small submission in all, by partition
+	subs := make([]*submission, len(all))
+	var calls sync.WaitGroup
+	for i, one := range all {
+		if subs[i], errs[i] = s.prepare(ctx, one.Group, one.Origin); errs[i] != nil {
+			continue
+		}
+		if p := subs[i].p.Index(); subs[i].isSmall() && s.cfg.WaitReplicas == 0 {
+			small[p] = append(small[p], i)
+		} else {
+			calls.Go(func() { errs[i] = apiError(s.storeSubmission(ctx, subs[i])) })
+		}
+	}
+	for p, indexes := range small {
+		calls.Go(func() {
+			batch := make([]*submission, len(indexes))
+			for n, i := range indexes {
+				batch[n] = subs[i]
+			}
+			err := s.storeTogether(ctx, s.space.Partition(p), batch...)
+			for _, i := range indexes {
+				if errs[i] = apiError(err); err == nil { // after an error the batch may still run
+					errs[i] = apiError(subs[i].err)
+				}
+			}
+		})
+	}
+	calls.Wait()
+	return errs
+}
+
+// submission is a group on its way to Redis.
+type submission struct {
+	*messages.SubmitGroup
+	p         keyspace.Partition  // of its tenant
+	ownTenant bool                // it names no tenant
+	accepted  time.Time           // when its first request arrived
+	pieces    []ledger.AppendArgs // its jobs; the first piece creates the group
+
+	now     api.Status // of the group, before this call has added jobs
+	skipped []int      // jobs that were left out because their keys are taken
+	err     error
+}
+
+func (sub *submission) fail(err error) { sub.err = err }
+
+// isSmall reports whether one call of the script can store the submission.
+func (sub *submission) isSmall() bool { return len(sub.pieces) == 1 }
+
+// prepare does what precedes the storing: it checks whether the group may be stored now, uses its
+// idempotency key, and starts the jobs' traces.
+func (s *Store) prepare(ctx context.Context, g *messages.SubmitGroup, o Origin) (*submission, error) {
+	who, tenant, err := callFor(ctx, g.Tenant)
+	if err != nil {
+		return nil, err
+	}
 	if g.Tenant = tenant; tenant == "" && s.cfg.RequireTenant {
-		return api.Accepted{}, &messages.ValidationError{Fields: []messages.FieldError{{
+		return nil, &messages.ValidationError{Fields: []messages.FieldError{{
 			Field: "tenant", Problem: "is missing: name the customer, because this installation has BULKACTION_REQUIRE_TENANT",
 		}}}
 	}
 	if err := s.backpressure.Check(ctx, len(g.Jobs)); err != nil {
-		return api.Accepted{}, apiError(err)
+		return nil, apiError(err)
 	}
 	fields, err := s.groupFields(g) // before the idempotency key is used: an invalid group must not use it up
 	if err != nil {
-		return api.Accepted{}, err
+		return nil, err
 	}
 	hash, accepted := messages.ContentHash(g), o.At
 	if o.IdempotencyKey != "" {
@@ -66,53 +151,30 @@ func (s *Store) Submit(ctx context.Context, g *messages.SubmitGroup, o Origin) (
 		first, err := s.resolveIdempotencyKey(ctx, idempotencyScope(who, tenant)+o.IdempotencyKey,
 			idempotencyRecord{Hash: content, Group: g.ID, AtMS: o.At.UnixMilli()})
 		if err != nil {
-			return api.Accepted{}, apiError(err)
+			return nil, apiError(err)
 		}
 		g.ID, accepted = first.Group, time.UnixMilli(first.AtMS)
 	}
 	if g.Tenant == "" {
 		g.Tenant = g.ID
 	}
-	var now api.Status // of the group, before this call has added jobs
-	p := s.space.OfTenant(g.Tenant)
-	pieces := s.splitPieces(ctx, g.Tenant, g.ID, g.Jobs, ledger.SubmissionPrefix, o)
-	if n := len(pieces); n > 0 {
-		pieces[n-1].Mode = ledger.AppendLast
-		// Otherwise the group is sealed when it has total jobs.
-		if g.Seal && (g.Total == nil || int64(len(g.Jobs)) >= *g.Total) {
-			pieces[n-1].Mode = ledger.AppendSeal
-		}
+	sub := &submission{SubmitGroup: g, p: s.space.OfTenant(g.Tenant), ownTenant: tenant == "", accepted: accepted}
+	sub.pieces = s.splitPieces(ctx, g.Tenant, g.ID, g.Jobs, ledger.SubmissionPrefix, o)
+	if len(sub.pieces) == 0 {
+		sub.pieces = []ledger.AppendArgs{{Group: g.ID}}
 	}
-	create := ledger.CreateArgs{Group: g.ID, Tenant: g.Tenant, Type: g.Type, Hash: hash, Fields: fields}
-	var skipped []int
-	err = retryLost(ctx, func(ctx context.Context) error {
-		var err error
-		now, skipped, err = s.storeSubmission(ctx, p, create, pieces, endsWithoutJobs(g))
-		// The group was created just now, so a failover has lost it.
-		if errors.Is(err, ledger.ErrGap) || errors.Is(err, api.ErrNotFound) {
-			return writeLost(p)
-		}
-		if err != nil {
-			return err
-		}
-		return s.awaitSubmission(ctx, p, g)
-	})
-	if err != nil {
-		return api.Accepted{}, apiError(err)
+	sub.pieces[0].Create = &ledger.CreateArgs{
+		Group: g.ID, Tenant: g.Tenant, Type: g.Type, Hash: hash, Fields: fields,
+		Own: s.space.OfGroup(g.ID).Index() == sub.p.Index(),
 	}
-	a := api.Accepted{
-		ID: g.ID, Status: api.StatusCreated, Counts: newCounts(g, skipped, accepted), Tenant: g.Tenant,
+	last := &sub.pieces[len(sub.pieces)-1]
+	// Otherwise the group is sealed when it has total jobs.
+	if endsWithoutJobs(g) || g.Seal && (g.Total == nil || int64(len(g.Jobs)) >= *g.Total) {
+		last.Mode = ledger.AppendSeal
+	} else if len(g.Jobs) > 0 {
+		last.Mode = ledger.AppendLast
 	}
-	if !o.Published { // nobody reads the answer to a message
-		a.Warnings = s.warnings(ctx, g, now)
-		if tenant == "" && !now.Ended() {
-			a.Warnings = append(a.Warnings, "The group names no tenant, so it is its own tenant: no customer's limit applies to it.")
-		}
-		if len(skipped) > 0 { // another request has added them since the group was created
-			a.Warnings = append(a.Warnings, (&api.KeysTakenError{Jobs: skipped}).Error())
-		}
-	}
-	return a, nil
+	return sub, nil
 }
 
 // newCounts computes the counts that a submission's jobs had when they were accepted, without the
@@ -213,48 +275,107 @@ func lacking(ops []string, have map[string]bool) []string {
 }
 
 // endsWithoutJobs reports whether a submission has no jobs and its group gets none later: it is
-// sealed, or its total is 0.
+// sealed without a total, or its total is 0.
 func endsWithoutJobs(g *messages.SubmitGroup) bool {
-	return len(g.Jobs) == 0 && (g.Seal || g.Total != nil && *g.Total == 0)
+	return len(g.Jobs) == 0 && (g.Seal && g.Total == nil || g.Total != nil && *g.Total == 0)
 }
 
-// storeSubmission creates the group and adds its jobs. now is the status that the group had after
-// it was created, by this or an earlier call.
-func (s *Store) storeSubmission(
-	ctx context.Context, p keyspace.Partition, g ledger.CreateArgs, pieces []ledger.AppendArgs, seal bool,
-) (now api.Status, skipped []int, err error) {
-	err = retryUnavailable(ctx, func(ctx context.Context) error {
-		if err := s.registerOwner(ctx, g.Group, g.Tenant); err != nil {
+// storeSubmission stores a group with its jobs, and with WaitReplicas waits until the replicas have
+// it.
+func (s *Store) storeSubmission(ctx context.Context, sub *submission) error {
+	if sub.isSmall() && s.cfg.WaitReplicas == 0 {
+		// Without retryLost, because thousands of goroutines may wait here: their stacks stay small.
+		return s.storeInPieces(ctx, sub)
+	}
+	return retryLost(ctx, func(ctx context.Context) error {
+		err := s.storeInPieces(ctx, sub)
+		// The group was created just now, so a failover has lost it.
+		if errors.Is(err, ledger.ErrGap) || errors.Is(err, api.ErrNotFound) {
+			return writeLost(sub.p)
+		}
+		if err != nil {
 			return err
 		}
-		var err error
-		now, err = ledger.Create(ctx, s.appender, p, g)
-		return err
+		return s.awaitSubmission(ctx, sub.p, sub.SubmitGroup)
 	})
-	if err != nil {
-		return now, nil, err
-	}
-	if seal {
-		return now, nil, retryUnavailable(ctx, func(ctx context.Context) error {
-			_, err := ledger.Seal(ctx, s.conn.Cmd, p, g.Group, nil)
-			return err
-		})
-	}
-	skipped, err = s.storePieces(ctx, p, pieces)
-	return now, skipped, err
 }
 
-// registerOwner stores that a group id belongs to a tenant. It returns api.ErrConflict when the id
-// belongs to another tenant.
-func (s *Store) registerOwner(ctx context.Context, group, tenant string) error {
-	owner, err := ledger.RegisterOwner(ctx, s.appender, s.space.OfGroup(group), group, tenant)
-	if err != nil {
+func (s *Store) storeInPieces(ctx context.Context, sub *submission) error {
+	if sub.isSmall() {
+		if err := s.storeTogether(ctx, sub.p, sub); err != nil {
+			return err
+		}
+		return sub.err
+	}
+	one := []*submission{sub}
+	if s.registerOwners(ctx, one); sub.err != nil {
+		return sub.err
+	}
+	var err error
+	sub.now, sub.skipped, err = s.storePieces(ctx, sub.p, sub.pieces)
+	return err
+}
+
+// storeTogether stores small submissions in one batch with those of concurrent calls, and sets the
+// error of each. It returns an error only when ctx ends or the batch panics. The caller must then
+// not use the submissions any more: they may still be stored.
+func (s *Store) storeTogether(ctx context.Context, p keyspace.Partition, all ...*submission) error {
+	return s.submitters[p.Index()].Do(ctx, func(ctx context.Context, all []*submission) {
+		s.registerOwners(ctx, all)
+		all = slices.DeleteFunc(slices.Clone(all), func(sub *submission) bool { return sub.err != nil })
+		storeCalls(splitSubmissions(all), func(some []*submission) error { return s.storeSmall(ctx, p, some) })
+	}, all...)
+}
+
+// splitSubmissions divides small submissions among script calls, each with as many groups, jobs and
+// bytes as the script can store.
+func splitSubmissions(all []*submission) (calls [][]*submission) {
+	first, jobs, bytes := 0, 0, 0
+	for i, sub := range all {
+		n := payloadBytes(sub.Jobs)
+		if jobs, bytes = jobs+len(sub.Jobs), bytes+n; i > first &&
+			(i-first == ledger.MaxSubmit || jobs > ledger.MaxAppend || bytes > ledger.MaxAppendBytes) {
+			calls = append(calls, all[first:i])
+			first, jobs, bytes = i, len(sub.Jobs), n
+		}
+	}
+	if len(all) > first {
+		calls = append(calls, all[first:])
+	}
+	return calls
+}
+
+// storeSmall stores small submissions in one script call. It sets the error of each, or returns an
+// error when the call failed as a whole.
+func (s *Store) storeSmall(ctx context.Context, p keyspace.Partition, all []*submission) error {
+	args := make([]ledger.AppendArgs, len(all))
+	for i, sub := range all {
+		args[i] = sub.pieces[0]
+	}
+	return retryUnavailable(ctx, func(ctx context.Context) error {
+		results, err := ledger.Submit(ctx, s.appender, p, args)
+		for i := range results {
+			all[i].now, all[i].skipped, all[i].err = results[i].Status, results[i].Skipped, results[i].Err
+		}
 		return err
+	})
+}
+
+// registerOwners stores that the ids of the groups belong to their tenants, where the script can't do
+// so, because the partitions differ. It sets the error of each submission.
+func (s *Store) registerOwners(ctx context.Context, all []*submission) {
+	var claims []ledger.OwnerClaim
+	var claiming []*submission
+	for _, sub := range all {
+		if sub.err = nil; !sub.pieces[0].Create.Own {
+			claims = append(claims, ledger.OwnerClaim{Partition: s.space.OfGroup(sub.ID), Group: sub.ID, Tenant: sub.Tenant})
+			claiming = append(claiming, sub)
+		}
 	}
-	if owner != tenant { // whose it is must not be said
-		return fmt.Errorf("group %s: this id is taken: choose another: %w", group, api.ErrConflict)
+	_ = retryUnavailable(ctx, func(ctx context.Context) error { return ledger.RegisterOwners(ctx, s.appender, claims) })
+	for i, sub := range claiming {
+		sub.err = claims[i].Err
 	}
-	return nil
 }
 
 // idempotencyRecord is what Redis stores under an idempotency key: the first request that used the

@@ -163,13 +163,19 @@ const redisErrorRetryTime = 10 * time.Minute
 // messages are handled: the consumer delivers the message again later.
 var errRetryLater = errors.New("not yet")
 
-// handle carries out messages that were read together. It stores the appends to one group together;
-// every other message has a goroutine of its own, because it needs several calls of Redis. If one
-// of the goroutines panics, handle panics at the end, in the caller's goroutine.
+// largeSubmit is the size in bytes of a submission from which on it has a goroutine of its own, as it
+// takes long to decode.
+const largeSubmit = 32 << 10
+
+// handle carries out messages that were read together. It stores small submissions together, and the
+// appends to one group; every other message has a goroutine of its own. If one of the goroutines
+// panics, handle panics at the end, in the caller's goroutine.
 func (in *source) handle(ctx context.Context, entries []stream.Entry) []stream.Verdict {
 	ctx = in.withPrincipal(ctx)
 	errs := make([]error, len(entries))
 	appends := map[string]*groupAppends{}
+	var submits []groups.Submission
+	var submitted []int // the index of each of them in entries
 	var running sync.WaitGroup
 	panics := make(chan string, len(entries))
 	start := func(task func()) {
@@ -189,9 +195,21 @@ func (in *source) handle(ctx context.Context, entries []stream.Entry) []stream.V
 			errs[i] = err
 		case env.Type == messages.TypeJobsAppend:
 			errs[i] = in.collectAppend(appends, i, e.ID, env)
+		case env.Type == messages.TypeGroupSubmit && len(env.Data) < largeSubmit:
+			var g *messages.SubmitGroup
+			if g, errs[i] = in.decodeSubmit(env, e.ID); errs[i] == nil {
+				submits, submitted = append(submits, groups.Submission{Group: g, Origin: origin(env)}), append(submitted, i)
+			}
 		default:
 			start(func() { errs[i] = in.handleMessage(ctx, env, e.ID) })
 		}
+	}
+	if len(submits) > 0 {
+		start(func() {
+			for n, err := range in.submit(ctx, submits...) {
+				errs[submitted[n]] = err
+			}
+		})
 	}
 	for group, a := range appends {
 		start(func() { in.handleAppends(ctx, group, a, errs) })
@@ -254,22 +272,31 @@ func origin(env messages.Envelope) groups.Origin {
 }
 
 func (in *source) handleSubmit(ctx context.Context, env messages.Envelope, entry string) error {
-	g, err := in.decoder.DecodeSubmit(env.Data)
+	g, err := in.decodeSubmit(env, entry)
 	if err != nil {
 		return err
 	}
-	if g.ID == "" {
+	return in.submit(ctx, groups.Submission{Group: g, Origin: origin(env)})[0]
+}
+
+func (in *source) decodeSubmit(env messages.Envelope, entry string) (*messages.SubmitGroup, error) {
+	g, err := in.decoder.DecodeSubmit(env.Data)
+	if err == nil && g.ID == "" {
 		g.ID = env.ID
 		if env.ID == entry && in.name != "" { // another stream may have an entry with this id
 			g.ID = in.name + "-" + entry
 		}
 	}
+	return g, err
+}
+
+// submit stores submissions and returns the error of each.
+func (in *source) submit(ctx context.Context, all ...groups.Submission) []error {
 	// Without a reservation: a message that the full backlog refuses stays in the stream, and is
 	// delivered again until there is space.
 	ctx, request := backpressure.WithoutReservation(ctx)
 	defer request.End()
-	_, err = in.store.Submit(ctx, g, origin(env))
-	return err
+	return in.store.SubmitAll(ctx, all)
 }
 
 // groupAppends holds the appends to one group that were read together.
@@ -301,7 +328,7 @@ func (in *source) collectAppend(appends map[string]*groupAppends, i int, entry s
 // handleAppends stores the appends to one group, and puts the error of each into errs, which has
 // one for each message of the batch.
 func (in *source) handleAppends(ctx context.Context, group string, a *groupAppends, errs []error) {
-	ctx, request := backpressure.WithoutReservation(ctx) // see handleSubmit
+	ctx, request := backpressure.WithoutReservation(ctx) // see submit
 	defer request.End()
 	for n, err := range in.store.AppendEntries(ctx, group, a.entries) {
 		errs[a.index[n]] = in.waitForGroup(ctx, a.entries[n].Entry, err)

@@ -62,6 +62,7 @@ type AppendArgs struct {
 	Mode    AppendMode
 	Next    int64 // expected ordinal of the group's next job; if it is wrong, the script costs more
 	Jobs    []NewJob
+	Create  *CreateArgs // the group is created with it unless it exists; nil: it must exist
 }
 
 // AppendReply says which ordinals the jobs got: First and the N-1 behind it.
@@ -86,12 +87,47 @@ type AppendReply struct {
 //	api.ErrSealed    the group gets no more jobs
 //	api.ErrConflict  the group would have more jobs than announced or allowed
 func Append(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a AppendArgs) (AppendReply, error) {
-	one := []Request{{ID: a.Request, Jobs: a.Jobs}}
-	results, err := appendAll(ctx, c, p, a, one)
+	results, err := Submit(ctx, c, p, []AppendArgs{a})
 	if err != nil {
 		return AppendReply{}, err
 	}
 	return results[0].AppendReply, results[0].Err
+}
+
+// MaxSubmit is the most groups of one call of Submit.
+const MaxSubmit = 32
+
+// Submit does what Append does for several groups in one call, each like an Append of its own: some
+// may be refused and others accepted. A group that has Create is created unless it exists; without
+// jobs it is only created, and sealed with the mode AppendSeal. It is not created if its jobs are
+// refused. An error is of the whole call: the groups may have been stored or not, but if Redis is
+// out of memory, none is. Twice: as Append and Create. Errors of a group are those of Append, and:
+//
+//	api.ErrConflict  another submission has created the group, or its id belongs to another tenant
+//	redis.Error      a key of the group is of the wrong type: nothing of the group was stored
+func Submit(ctx context.Context, c redis.Cmdable, p keyspace.Partition, all []AppendArgs) ([]AppendResult, error) {
+	groups, requests := make([]groupAppend, len(all)), make([]Request, len(all))
+	for i := range all {
+		a := &all[i]
+		requests[i] = Request{ID: a.Request, Jobs: a.Jobs}
+		if groups[i].AppendArgs = a; a.Create == nil || len(a.Jobs) > 0 {
+			groups[i].requests = requests[i : i+1]
+		}
+	}
+	r, results := runAppend(ctx, c, p, groups), make([]AppendResult, len(all))
+	for i := range groups {
+		g := r.List()
+		if results[i].Err = refused(g, appendJobs, all[i].Group); results[i].Err != nil {
+			continue
+		}
+		_ = g.Code("OK")
+		status := api.Status(g.Text())
+		for j := range groups[i].requests {
+			results[i] = appendResult(g.List(), groups[i].AppendArgs, &groups[i].requests[j])
+		}
+		results[i].Status = status
+	}
+	return call.Done(r, results)
 }
 
 // Request is the jobs that one HTTP request, or one message of the ingest stream, adds to a group,
@@ -101,10 +137,12 @@ type Request struct {
 	Jobs []NewJob
 }
 
-// AppendResult is the result of one Request. Err is nil, or one of the errors that Append lists.
+// AppendResult is the result of one Request, or of one group of Submit. Err is nil, or one of the
+// errors that Append and Submit list.
 type AppendResult struct {
 	AppendReply
-	Err error
+	Status api.Status // of the group before these jobs, CREATED if this call has created it; only of Submit
+	Err    error
 }
 
 // AppendMany adds the jobs of several requests to one group, in order, each like an Append of its
@@ -115,47 +153,83 @@ func AppendMany(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition,
 	group string, limit, next int64, requests []Request,
 ) ([]AppendResult, error) {
-	return appendAll(ctx, c, p, AppendArgs{Group: group, Limit: limit, Next: next}, requests)
-}
-
-func appendAll(
-	ctx context.Context, c redis.Cmdable, p keyspace.Partition, a AppendArgs, requests []Request,
-) ([]AppendResult, error) {
-	r := run(ctx, c, appendJobs, p, appendArguments(a, requests)...)
-	results := make([]AppendResult, len(requests))
+	a := &AppendArgs{Group: group, Limit: limit, Next: next}
+	r, results := runAppend(ctx, c, p, []groupAppend{{a, requests}}), make([]AppendResult, len(requests))
+	g := r.List()
+	if err := refused(g, appendJobs, group); err != nil {
+		return nil, err
+	}
+	_, _ = g.Code("OK"), g.Text()
 	for i := range requests {
-		results[i] = appendResult(r.List(), a.Group, a.Limit, &requests[i])
+		results[i] = appendResult(g.List(), a, &requests[i])
 	}
 	return call.Done(r, results)
+}
+
+// groupAppend is what one call of the script does to one group: AppendArgs, but with these requests
+// instead of its own.
+type groupAppend struct {
+	*AppendArgs
+	requests []Request
 }
 
 // largePayload is the size in bytes of the largest payload that is a part of the blob: LARGE in
 // append.lua. A larger one is stored in payloads:GROUP.
 const largePayload = 4096
 
-func appendArguments(a AppendArgs, requests []Request) []any {
-	ready, jobs, bytes := "ready", 0, 0
-	for i := range requests {
-		for j := range requests[i].Jobs {
-			job := &requests[i].Jobs[j]
+func runAppend(ctx context.Context, c redis.Cmdable, p keyspace.Partition, groups []groupAppend) *call.Reply {
+	size := 2
+	for _, g := range groups {
+		size += 6 + 2*len(g.requests)
+		if g.Create != nil {
+			size += 4 + 2*len(g.Create.Fields)
+		}
+		for i := range g.requests {
+			size += 4 * len(g.requests[i].Jobs)
+		}
+	}
+	args := append(make([]any, 0, size), p.Layout(), len(groups))
+	compose := newComposer(time.Now())
+	for _, g := range groups {
+		args = g.arguments(args, compose)
+	}
+	return run(ctx, c, appendJobs, p, args...)
+}
+
+// arguments appends the script's arguments for the group to args.
+func (g groupAppend) arguments(args []any, compose composer) []any {
+	ready, bytes := "ready", 0
+	for i := range g.requests {
+		for j := range g.requests[i].Jobs {
+			job := &g.requests[i].Jobs[j]
 			if job.Type != "" || job.RunAt != nil || len(job.Payload) > largePayload {
 				ready = ""
 			}
 			bytes += queuedSize(job)
 		}
-		jobs += len(requests[i].Jobs)
 	}
-	args := make([]any, 0, 5+2*len(requests)+4*jobs)
-	args = append(args, a.Group, a.Limit, string(a.Mode), ready, len(requests))
-	for i := range requests {
-		args = append(args, requests[i].ID, len(requests[i].Jobs))
+	args = append(args, g.Group, g.Limit, string(g.Mode), ready, len(g.requests))
+	if c := g.Create; c == nil {
+		args = append(args, 0)
+	} else {
+		owner := ""
+		if c.Own {
+			owner = "own"
+		}
+		args = append(args, 4+2*len(c.Fields), c.Tenant, c.Type, c.Hash, owner)
+		for field, value := range c.Fields {
+			args = append(args, field, value)
+		}
+	}
+	for i := range g.requests {
+		args = append(args, g.requests[i].ID, len(g.requests[i].Jobs))
 	}
 	if ready != "" {
-		return appendBlobs(args, a.Next, requests, bytes)
+		return appendBlobs(args, compose, g.Next, g.requests, bytes)
 	}
-	for i := range requests {
-		for j := range requests[i].Jobs {
-			job := &requests[i].Jobs[j]
+	for i := range g.requests {
+		for j := range g.requests[i].Jobs {
+			job := &g.requests[i].Jobs[j]
 			at := int64(0)
 			if job.RunAt != nil {
 				at = job.RunAt.UnixMilli()
@@ -169,9 +243,8 @@ func appendArguments(a AppendArgs, requests []Request) []any {
 
 // appendBlobs appends the queued blobs of all jobs to args; the first job has the ordinal next. The
 // blobs are in one buffer of about the given number of bytes.
-func appendBlobs(args []any, next int64, requests []Request, bytes int) []any {
+func appendBlobs(args []any, compose composer, next int64, requests []Request, bytes int) []any {
 	all := make([]byte, 0, bytes)
-	compose := newComposer(time.Now())
 	for i := range requests {
 		for j := range requests[i].Jobs {
 			job, first := &requests[i].Jobs[j], len(all)
@@ -183,22 +256,22 @@ func appendBlobs(args []any, next int64, requests []Request, bytes int) []any {
 	return args
 }
 
-func appendResult(r *call.Reply, group string, limit int64, request *Request) AppendResult {
+func appendResult(r *call.Reply, a *AppendArgs, request *Request) AppendResult {
 	piece := strings.TrimPrefix(request.ID, SubmissionPrefix)
-	if err := refused(r, appendJobs, group, limit, len(request.Jobs), piece); err != nil {
+	if err := refused(r, appendJobs, a.Group, a.Limit, len(request.Jobs), piece); err != nil {
 		return AppendResult{Err: err}
 	}
-	var a AppendReply
+	var out AppendReply
 	switch r.Code("OK", "DUP") {
 	case "OK":
-		a.First, a.N = r.Number(), r.Number()
+		out.First, out.N = r.Number(), r.Number()
 	case "DUP":
-		a.Duplicate = true
+		out.Duplicate = true
 	}
 	if r.More() {
-		a.Skipped = jobNumbers(r.Text())
+		out.Skipped = jobNumbers(r.Text())
 	}
-	return AppendResult{AppendReply: a}
+	return AppendResult{AppendReply: out}
 }
 
 // jobNumbers reads numbers that commas divide.

@@ -311,10 +311,15 @@ func TestOwner(t *testing.T) {
 	both(t, func(w *world) {
 		_, err := ledger.GroupOwner(w.Context(), w.c, w.p, "g")
 		require.ErrorIs(w, err, api.ErrNotFound)
-		for _, tenant := range []string{"acme", "acme", "globex"} {
-			owner, err := ledger.RegisterOwner(w.Context(), w.c, w.p, "g", tenant)
-			require.NoError(w, err)
-			require.Equal(w, "acme", owner)
+		claims := []ledger.OwnerClaim{
+			{Partition: w.p, Group: "g", Tenant: "acme"}, {Partition: w.p, Group: "g", Tenant: "acme"}, {Partition: w.p, Group: "g", Tenant: "globex"},
+		}
+		for range 2 {
+			require.NoError(w, ledger.RegisterOwners(w.Context(), w.c, claims))
+			require.NoError(w, claims[0].Err)
+			require.NoError(w, claims[1].Err)
+			require.ErrorIs(w, claims[2].Err, api.ErrConflict)
+			require.NotContains(w, claims[2].Err.Error(), "acme")
 		}
 		owner, err := ledger.GroupOwner(w.Context(), w.c, w.p, "g")
 		require.NoError(w, err)

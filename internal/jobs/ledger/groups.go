@@ -19,7 +19,6 @@ import (
 
 // The scripts of the folder lua/groups, except for pause.
 var (
-	create   = script("groups/create", "signals")
 	seal     = script("groups/seal", "signals")
 	schedule = script("groups/schedule", "signals", "tenants", "priority", "fair_queue")
 	cancel   = script("groups/cancel", "signals", "tenants", "priority", "fair_queue")
@@ -85,25 +84,26 @@ func (g *GroupFields) Encode() map[string]string {
 	return f
 }
 
-// CreateArgs are the arguments of Create.
+// CreateArgs describe a group that does not exist yet.
 type CreateArgs struct {
 	Group, Tenant string
 	Type          string            // of jobs that name none
 	Hash          string            // digest of the submission, by which a repetition is recognized
 	Fields        map[string]string // further fields of the group's hash
+	// Own makes the tenant the owner of the id, too, as RegisterOwners does: only if the owner's key
+	// is in the tenant's partition.
+	Own bool
 }
 
 // Create creates a group without jobs and returns its status. Twice: the second call, with the same
 // Hash, changes nothing and returns the status that the group has then. Errors: api.ErrConflict if
 // a submission with another Hash has created a group with this id.
 func Create(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a CreateArgs) (api.Status, error) {
-	args := []any{a.Group, a.Tenant, a.Type, a.Hash}
-	for k, v := range a.Fields {
-		args = append(args, k, v)
+	results, err := Submit(ctx, c, p, []AppendArgs{{Group: a.Group, Create: &a}})
+	if err != nil {
+		return "", err
 	}
-	r := run(ctx, c, create, p, args...)
-	_ = r.Code("OK")
-	return call.Done(r, api.Status(r.Text()))
+	return results[0].Status, results[0].Err
 }
 
 // Seal seals a group: it gets no more jobs. With total it announces that the group gets exactly
@@ -272,23 +272,31 @@ func GroupOwner(ctx context.Context, c redis.Cmdable, p keyspace.Partition, grou
 // UnknownGroup returns the error for a group that does not exist.
 func UnknownGroup(group string) error { return fmt.Errorf("group %s: %w", group, api.ErrNotFound) }
 
-// RegisterOwner makes tenant the owner of a group that has no owner, and returns the group's owner.
-// p is the partition of the group's id. Two tenants can't own the same group. Twice: the second
-// call returns the owner.
-func RegisterOwner(
-	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group, tenant string,
-) (owner string, err error) {
-	key := p.Owner(group)
-	for {
-		ok, err := c.SetNX(ctx, key, tenant, 0).Result()
-		if err != nil || ok {
-			return tenant, err
-		}
-		owner, err = c.Get(ctx, key).Result()
-		if !errors.Is(err, redis.Nil) { // Nil: the key was deleted between the two commands
-			return owner, err
+// OwnerClaim is a tenant that wants to be the owner of a group.
+type OwnerClaim struct {
+	Partition     keyspace.Partition // of the group's id, which need not be the tenant's
+	Group, Tenant string
+	Err           error // of RegisterOwners: api.ErrConflict if the group belongs to another tenant
+}
+
+// RegisterOwners makes each tenant the owner of its group unless the group has an owner, in one round
+// trip, and sets the error of each claim. Two tenants can't own the same group. It returns the first
+// error of Redis. Twice: the second call finds the owners.
+func RegisterOwners(ctx context.Context, c redis.Cmdable, claims []OwnerClaim) error {
+	owners, err := pipelined(ctx, c, claims, func(pipe redis.Pipeliner, o OwnerClaim) *redis.StringCmd {
+		pipe.SetNX(ctx, o.Partition.Owner(o.Group), o.Tenant, 0)
+		return pipe.Get(ctx, o.Partition.Owner(o.Group))
+	})
+	for i, owner := range owners {
+		o := &claims[i]
+		switch o.Err = owner.Err(); {
+		case errors.Is(o.Err, redis.Nil):
+			o.Err = fmt.Errorf("group %s: its owner was deleted meanwhile: %w", o.Group, api.ErrUnavailable)
+		case o.Err == nil && owner.Val() != o.Tenant:
+			o.Err = fmt.Errorf("group %s: this id is taken: choose another: %w", o.Group, api.ErrConflict) // whose it is must not be said
 		}
 	}
+	return err
 }
 
 // QueueOwner adds the read of a group's owner to a pipeline. After the pipeline has run, the

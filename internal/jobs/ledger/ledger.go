@@ -64,7 +64,8 @@ var refusals = map[[2]string]refusal{
 	{"pause", "NOGROUP"}:   {"group %[4]v", api.ErrNotFound},
 	{"why", "NOJOB"}:       {"job %[3]v.%[4]v", api.ErrNotFound},
 	{"expire", "FENCED"}:   {"expire group %[3]v", ErrFenced},
-	{"create", "CONFLICT"}: {"group %[3]v: another group has this id: choose another id", api.ErrConflict},
+	{"append", "CONFLICT"}: {"group %[3]v: another group has this id: choose another id", api.ErrConflict},
+	{"append", "TAKEN"}:    {"group %[3]v: this id is taken: choose another", api.ErrConflict}, // whose it is must not be said
 	{"cancel", "ENDED"}:    {"group %[3]v is %[1]v and can no longer be cancelled", api.ErrConflict},
 	{"pause", "ENDED"}:     {"group %[4]v is %[1]v and can no longer be paused or resumed", api.ErrConflict},
 	{"seal", "CANCELLED"}:  {"group %[3]v is CANCELLED and can no longer be sealed", api.ErrConflict},
@@ -179,6 +180,10 @@ func refused(r *call.Reply, s *call.Script, args ...any) error {
 	code, ok := r.Peek().(string)
 	if !ok || code == "OK" { // nearly always
 		return nil
+	}
+	if code == "ERR" { // the script has met a key of a wrong type, which concerns only this list
+		_ = r.Text()
+		return call.Answer(r.Text())
 	}
 	refusal, ok := refusals[[2]string{s.Name(), code}]
 	if !ok {

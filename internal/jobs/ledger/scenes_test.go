@@ -39,6 +39,28 @@ var lifeScenes = []scene{
 			return err
 		}
 	}},
+	{"append a new group with jobs", true, func(w *world) act {
+		return w.appending(ledger.AppendArgs{Group: "g", Limit: 10, Request: ledger.SubmissionPrefix + "0", Mode: ledger.AppendSeal, Create: born("acme"),
+			Jobs: []ledger.NewJob{{Payload: []byte("1")}, {Type: "U", Payload: large, RunAt: new(time.Now().Add(time.Hour))}},
+		})
+	}},
+	{"append a new group of a busy tenant, with unique keys and a part of its jobs", true, func(w *world) act {
+		w.fill("h", 1, "acme", "T")
+		a := ledger.AppendArgs{Group: "g", Limit: 10, Request: ledger.SubmissionPrefix + "0", Create: born("acme", "unique_keys", "1"), Jobs: jobs(2)}
+		a.Jobs[0].Key, a.Jobs[1].Key = "a", "a"
+		return w.appending(a)
+	}},
+	{"append a new group that is sealed without jobs", true, func(w *world) act {
+		return w.appending(ledger.AppendArgs{Group: "g", Mode: ledger.AppendSeal, Create: born("acme")})
+	}},
+	{"append a new group over the rest of a torn script", true, func(w *world) act {
+		for _, key := range []string{w.p.Payloads("g"), w.p.KeyIndex("g")} {
+			w.c.HSet(w.Context(), key, "0", "old")
+		}
+		w.c.RPush(w.Context(), w.p.Queue("g", "T"), "0|1||old", "1|1||old")
+		w.c.Set(w.Context(), w.p.States("g"), "W!W!W!", 0)
+		return w.appending(ledger.AppendArgs{Group: "g", Limit: 10, Mode: ledger.AppendLast, Create: born("acme"), Jobs: jobs(1)})
+	}},
 	{"append several types, the last of a total", true, func(w *world) act {
 		w.create("g", "acme", "T", "total", "4")
 		return w.appending(ledger.AppendArgs{Group: "g", Limit: 10, Request: "r", Mode: ledger.AppendLast, Jobs: []ledger.NewJob{
@@ -313,6 +335,15 @@ var lifeScenes = []scene{
 			return err
 		}
 	}},
+}
+
+// born returns the description of the group g of type T that an append creates.
+func born(tenant string, fields ...string) *ledger.CreateArgs {
+	f := map[string]string{"lane": "normal"}
+	for i := 0; i < len(fields); i += 2 {
+		f[fields[i]] = fields[i+1]
+	}
+	return &ledger.CreateArgs{Group: "g", Tenant: tenant, Type: "T", Hash: "h", Fields: f, Own: true}
 }
 
 // large is a payload of more than 4 KiB, which is stored outside of the blob.

@@ -7,11 +7,10 @@ var needs = map[string]need{
 	"ingest": {
 		scripts: []string{
 			"add", "append", "cancel", "change", "claim-unowned", "complete",
-			"control", "create", "declare_room", "forget", "forget-dead-consumers", "heartbeat",
-			"heartbeats", "inspect", "layout", "leave", "limit_state", "pause",
-			"release", "renew", "renew-pending", "renew_token", "renumber", "reopen",
-			"seal", "setting", "snapshot", "sweep", "tenant_state", "wait",
-			"why",
+			"control", "declare_room", "forget", "forget-dead-consumers", "heartbeat", "heartbeats",
+			"inspect", "layout", "leave", "limit_state", "pause", "release",
+			"renew", "renew-pending", "renew_token", "renumber", "reopen", "seal",
+			"setting", "snapshot", "sweep", "tenant_state", "wait", "why",
 		},
 		commands: []string{
 			"del", "eval", "evalsha", "exec", "exists", "get",

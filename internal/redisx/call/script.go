@@ -112,6 +112,14 @@ type reading struct {
 	err    error
 }
 
+// Answer is an error of Redis that a script has met and passes on in its reply.
+type Answer string
+
+func (a Answer) Error() string { return string(a) }
+
+// RedisError makes Answer a redis.Error.
+func (Answer) RedisError() {}
+
 // Read executes the script as Run does and returns its reply, which after an error of Run has
 // failed with that error. A reply that is no list is read as a list of one value.
 func (s *Script) Read(ctx context.Context, c redis.Cmdable, keys []string, args []any) *Reply {
