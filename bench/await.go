@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -230,8 +232,9 @@ type endListener struct {
 
 // groupEnd is the end of a group, as its event shows it.
 type groupEnd struct {
-	readAt int64 // when the event was read, in µs by Redis's clock
-	group  *api.Group
+	readAt    int64 // when the event was read, in µs by Redis's clock
+	group     *api.Group
+	published time.Time // of the event, by Redis's clock, in whole ms
 }
 
 // msUntil returns the ms from the acceptance of the group to the time started, which is in µs by
@@ -244,17 +247,23 @@ func (e groupEnd) msUntil(started int64) float64 {
 // called. After each read it waits for pause, which saves CPU, so groupEnd.readAt can be late by
 // this time.
 func (r *run) listenForEnds(ctx context.Context, pause time.Duration) (*endListener, error) {
-	e := &endListener{run: r, pause: pause, last: "0", done: make(chan struct{}), ends: map[string]groupEnd{}}
-	var err error
-	if e.offset, err = r.clockOffset(ctx); err != nil {
-		return nil, err
-	}
 	newest, err := r.conn.Cmd.XRevRangeN(ctx, r.space.Events(), "+", "-", 1).Result()
 	if err != nil {
 		return nil, fmt.Errorf("read events: %w", err)
 	}
+	last := "0"
 	if len(newest) > 0 {
-		e.last = newest[0].ID
+		last = newest[0].ID
+	}
+	return r.listenAfter(ctx, last, pause)
+}
+
+// listenAfter is like listenForEnds, for the events after the one with the id last.
+func (r *run) listenAfter(ctx context.Context, last string, pause time.Duration) (*endListener, error) {
+	e := &endListener{run: r, pause: pause, last: last, done: make(chan struct{}), ends: map[string]groupEnd{}}
+	var err error
+	if e.offset, err = r.clockOffset(ctx); err != nil {
+		return nil, err
 	}
 	ctx, e.stop = context.WithCancel(ctx)
 	go e.readEvents(ctx)
@@ -305,7 +314,9 @@ func (e *endListener) record(messages []redis.XMessage, readAt int64) error {
 			return fmt.Errorf("event %s: %w", m.ID, err)
 		}
 		if _, again := e.ends[event.Group.ID]; !again {
-			e.ends[event.Group.ID] = groupEnd{readAt, event.Group}
+			at, _, _ := strings.Cut(m.ID, "-")
+			ms, _ := strconv.ParseInt(at, 10, 64) // the id is Redis's
+			e.ends[event.Group.ID] = groupEnd{readAt, event.Group, time.UnixMilli(ms)}
 		}
 	}
 	return nil
@@ -345,10 +356,10 @@ func (e *endListener) completed(groups []group) ([]groupEnd, error) {
 	return out, nil
 }
 
-// singleJobs returns n groups of one job each, not submitted yet. tenant returns the name of the
+// smallGroups returns n groups of size jobs each, not submitted yet. tenant returns the name of the
 // i-th group's tenant, and job the JSON of the i-th job.
-func singleJobs(name string, n int, tenant func(i int) string, job func(int) []byte) []group {
-	groups := divideJobs(name, n, n, 1, job)
+func smallGroups(name string, n, size int, tenant func(i int) string, job func(int) []byte) []group {
+	groups := divideJobs(name, n*size, n, 1, job)
 	for i := range groups {
 		groups[i].tenant = tenant(i)
 	}

@@ -3,10 +3,10 @@ package main
 import (
 	"context"
 	"crypto/rand"
-	"errors"
 	"fmt"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
@@ -33,10 +33,14 @@ const (
 	// ceilingLoops is the number of goroutines that push and read jobs at the same time, so that
 	// Redis never waits for this process.
 	ceilingLoops = 2
+	// ceilingGroups is the number of groups of a batch, and ceilingEvent the bytes of each event: those
+	// of our events of a small group.
+	ceilingGroups = 32
+	ceilingEvent  = 650
 )
 
 // ceilingAdmit and ceilingOutcome are Lua scripts that do the least work that an admission and a
-// done outcome need. They are not in package lua, because only this benchmark uses them. They do
+// done outcome need; ceilingStore and ceilingEnd that of groups with their jobs. They are not in package lua, because only this benchmark uses them. They do
 // not use the keys of the system.
 var (
 	ceilingAdmit = redis.NewScript(`local jobs = redis.call('LPOP', KEYS[1], ARGV[1])
@@ -45,13 +49,29 @@ return #jobs`)
 	ceilingOutcome = redis.NewScript(`redis.call('XACK', KEYS[1], 'workers', unpack(ARGV))
 redis.call('XDEL', KEYS[1], unpack(ARGV))
 return redis.call('HINCRBY', KEYS[2], 'done', #ARGV)`)
+	ceilingStore = redis.NewScript(`local event, size = ARGV[1], tonumber(ARGV[2])
+for i = 4, #KEYS do
+  redis.call('HSET', KEYS[i], 'status', 'DISPATCHED', 'accepted', size)
+  for j = 1, size do redis.call('XADD', KEYS[1], '*', 'group', KEYS[i], 'job', ARGV[2 + (i - 4) * size + j]) end
+  for _, status in ipairs({'created', 'dispatched'}) do redis.call('XADD', KEYS[2], '*', 'type', status, 'data', event) end
+end
+return 1`)
+	ceilingEnd = redis.NewScript(`local event, size = ARGV[1], ARGV[2]
+redis.call('XACK', KEYS[1], 'workers', unpack(ARGV, 3))
+redis.call('XDEL', KEYS[1], unpack(ARGV, 3))
+for i = 4, #KEYS do
+  redis.call('HSET', KEYS[i], 'status', 'COMPLETED', 'done', size)
+  for _, status in ipairs({'running', 'aggregating', 'completed'}) do redis.call('XADD', KEYS[2], '*', 'type', status, 'data', event) end
+end
+return redis.call('HINCRBY', KEYS[3], 'done', #KEYS - 3)`)
 )
 
 var ceilingBenchmark = benchmark{
-	"ceiling", "The speed of the simplest queue with one stream entry a job, on this machine's Redis",
+	"ceiling", "The speed of the simplest queue with one stream entry a job, on this machine's Redis; also of groups",
 	func(f *flags) runner {
-		var jobs, payload int
+		var jobs, groups, payload int
 		f.int(&jobs, "jobs", 200_000, 1, 0, "number of jobs")
+		f.int(&groups, "groups", 50_000, 1, 0, "number of groups, of one job each and then of five")
 		f.int(&payload, "payload", 200, 0, 256<<10, "bytes of each job's payload")
 		f.aof()
 		f.redis()
@@ -59,29 +79,33 @@ var ceilingBenchmark = benchmark{
 		return func(ctx context.Context, o options) (any, error) {
 			fleet := startRedis(ctx, o)
 			defer fleet.close()
-			return fleet.measureCeiling(ctx, jobs, payload), nil
+			out := struct {
+				Ceiling
+				Groups []GroupCeiling `json:"groups"`
+			}{Ceiling: fleet.measureCeiling(ctx, jobs, payload)}
+			for _, size := range []int{1, 5} {
+				out.Groups = append(out.Groups, fleet.measureGroupCeiling(ctx, groups, size, payload))
+			}
+			return out, nil
 		}
 	},
 }
 
-// measureCeiling measures the ceiling on the fleet's Redis, which may hold other data: it uses keys
-// with a prefix of its own, and deletes them at the end, but not if a batch failed. The processes
-// of the fleet must be idle meanwhile.
+// measureCeiling measures the ceiling of jobs; see runCeiling.
 func (f *fleet) measureCeiling(ctx context.Context, jobs, payload int) Ceiling {
-	base := "bulk-action-ceiling-" + rand.Text() + ":"
-	for _, s := range []*redis.Script{ceilingAdmit, ceilingOutcome} {
-		check(f.conn.Shards(ctx, func(ctx context.Context, c redis.UniversalClient) error {
-			return s.Load(ctx, c).Err()
-		}))
-	}
-	alone := &fleet{conn: f.conn} // without the roles
-	u := alone.measure(ctx, func() {
-		loops, ctx := errgroup.WithContext(ctx)
-		for i := range ceilingLoops {
-			n := jobs*(i+1)/ceilingLoops - jobs*i/ceilingLoops
-			loops.Go(func() error { return ceilingLoop(ctx, f.conn.Cmd, fmt.Sprintf("%s{%d}:", base, i), n, payload) })
+	blobs := slices.Repeat([]any{[]byte(strings.Repeat("x", payload))}, ceilingBatch)
+	u := f.runCeiling(ctx, jobs, func(k ceilingKeys) ceilingWork {
+		list := k.base + "queue"
+		return ceilingWork{
+			ceilingBatch, 1,
+			func(pipe redis.Pipeliner, _, n int) {
+				pipe.RPush(ctx, list, blobs[:n]...)
+				pipe.EvalSha(ctx, ceilingAdmit.Hash(), []string{list, k.ready}, n)
+			},
+			func(pipe redis.Pipeliner, _, _ int, ids []any) {
+				pipe.EvalSha(ctx, ceilingOutcome.Hash(), []string{k.ready, k.ledger}, ids...)
+			},
 		}
-		check(loops.Wait())
 	})
 	return Ceiling{
 		Jobs:             jobs,
@@ -94,31 +118,105 @@ func (f *fleet) measureCeiling(ctx context.Context, jobs, payload int) Ceiling {
 	}
 }
 
-// ceilingLoop runs jobs through one list and one stream, in batches. One round trip reports the
-// previous batch as done and pushes, moves and reads the next one. At the end ceilingLoop checks
-// that each job was counted, and deletes the keys.
-func ceilingLoop(ctx context.Context, c redis.UniversalClient, base string, jobs, payload int) error {
-	list, stream, ledger := base+"queue", base+"ready", base+"ledger"
-	if err := c.XGroupCreateMkStream(ctx, stream, "workers", "0").Err(); err != nil {
+// GroupCeiling is the speed of the simplest possible queue of groups: a script stores a batch of
+// groups with their jobs, a consumer group reads the jobs, and a script ends the groups. Each group
+// leaves a hash and five events.
+type GroupCeiling struct {
+	Groups             int     `json:"groups"`
+	JobsOfGroup        int     `json:"jobs_per_group"`
+	Batch              int     `json:"batch"`
+	GroupsPerSecond    float64 `json:"groups_per_second"`
+	RedisCPUPerGroup   float64 `json:"redis_cpu_us_per_group"`
+	ProcessCPUPerGroup float64 `json:"process_cpu_us_per_group"`
+}
+
+// measureGroupCeiling measures the ceiling of groups with size jobs each; see runCeiling.
+func (f *fleet) measureGroupCeiling(ctx context.Context, groups, size, payload int) GroupCeiling {
+	blobs := slices.Repeat([]any{[]byte(strings.Repeat("x", payload))}, ceilingGroups*size)
+	event := strings.Repeat("x", ceilingEvent)
+	u := f.runCeiling(ctx, groups, func(k ceilingKeys) ceilingWork {
+		keys := func(from, n int) []string {
+			out := []string{k.ready, k.base + "events", k.ledger}
+			for i := range n {
+				out = append(out, k.base+"group:"+strconv.Itoa(from+i))
+			}
+			return out
+		}
+		return ceilingWork{
+			ceilingGroups, size,
+			func(pipe redis.Pipeliner, from, n int) {
+				pipe.EvalSha(ctx, ceilingStore.Hash(), keys(from, n), append([]any{event, size}, blobs[:n*size]...)...)
+			},
+			func(pipe redis.Pipeliner, from, n int, ids []any) {
+				pipe.EvalSha(ctx, ceilingEnd.Hash(), keys(from, n), append([]any{event, size}, ids...)...)
+			},
+		}
+	})
+	return GroupCeiling{
+		groups, size, ceilingGroups, math.Round(float64(groups) / u.took.Seconds()),
+		perJob(u.redis.cpu, groups), perJob(u.processCPU(), groups),
+	}
+}
+
+// ceilingKeys are the keys of one loop; base is the beginning of all of them.
+type ceilingKeys struct{ base, ready, ledger string }
+
+// ceilingWork is what one loop does in each round trip: push stores up to batch jobs or groups, with
+// this number of entries each in the stream, and end ends those that were read in the round trip
+// before. from is the index of the first of n.
+type ceilingWork struct {
+	batch, entries int
+	push           func(pipe redis.Pipeliner, from, n int)
+	end            func(pipe redis.Pipeliner, from, n int, ids []any)
+}
+
+// runCeiling runs a number of jobs or groups through ceilingLoops loops on the fleet's Redis, which
+// may hold other data: it uses keys with a prefix of its own, and deletes them at the end, but not
+// if a batch failed. The processes of the fleet must be idle meanwhile; what it returns is without
+// them.
+func (f *fleet) runCeiling(ctx context.Context, total int, work func(ceilingKeys) ceilingWork) fleetUse {
+	prefix := "bulk-action-ceiling-" + rand.Text() + ":"
+	for _, s := range []*redis.Script{ceilingAdmit, ceilingOutcome, ceilingStore, ceilingEnd} {
+		check(f.conn.Shards(ctx, func(ctx context.Context, c redis.UniversalClient) error {
+			return s.Load(ctx, c).Err()
+		}))
+	}
+	alone := &fleet{conn: f.conn} // without the roles
+	u := alone.measure(ctx, func() {
+		loops, ctx := errgroup.WithContext(ctx)
+		for i := range ceilingLoops {
+			n := total*(i+1)/ceilingLoops - total*i/ceilingLoops
+			base := fmt.Sprintf("%s{%d}:", prefix, i)
+			keys := ceilingKeys{base, base + "ready", base + "ledger"}
+			loops.Go(func() error { return ceilingLoop(ctx, f.conn.Cmd, keys, n, work(keys)) })
+		}
+		check(loops.Wait())
+	})
+	check(f.removeKeys(ctx, prefix))
+	return u
+}
+
+// ceilingLoop runs jobs or groups through one stream, in batches. One round trip ends the previous
+// batch, and pushes and reads the next one. At the end ceilingLoop checks that each was counted.
+func ceilingLoop(ctx context.Context, c redis.UniversalClient, k ceilingKeys, total int, w ceilingWork) error {
+	if err := c.XGroupCreateMkStream(ctx, k.ready, "workers", "0").Err(); err != nil {
 		return err
 	}
-	blobs := slices.Repeat([]any{[]byte(strings.Repeat("x", payload))}, ceilingBatch)
-	ids, done := make([]any, 0, ceilingBatch), 0
-	for done < jobs {
+	ids := make([]any, 0, w.batch*w.entries)
+	for done, n := 0, 0; done < total; {
 		pipe := c.Pipeline()
-		if len(ids) > 0 {
-			pipe.EvalSha(ctx, ceilingOutcome.Hash(), []string{stream, ledger}, ids...)
-			done += len(ids)
+		if n > 0 {
+			w.end(pipe, done, n, ids)
+			done += n
 		}
 		var read *redis.XStreamSliceCmd
-		if n := min(jobs-done, ceilingBatch); n > 0 {
-			pipe.RPush(ctx, list, blobs[:n]...)
-			pipe.EvalSha(ctx, ceilingAdmit.Hash(), []string{list, stream}, n)
+		if n = min(total-done, w.batch); n > 0 {
+			w.push(pipe, done, n)
 			read = pipe.XReadGroup(ctx, &redis.XReadGroupArgs{
 				Group:    "workers",
 				Consumer: "one",
-				Streams:  []string{stream, ">"},
-				Count:    ceilingBatch,
+				Streams:  []string{k.ready, ">"},
+				Count:    int64(n * w.entries),
 				Block:    -1,
 			})
 		}
@@ -132,11 +230,11 @@ func ceilingLoop(ctx context.Context, c redis.UniversalClient, base string, jobs
 			}
 		}
 	}
-	counted, err := c.HGet(ctx, ledger, "done").Int()
-	if err == nil && counted != jobs {
-		err = fmt.Errorf("%d jobs were counted of %d", counted, jobs)
+	counted, err := c.HGet(ctx, k.ledger, "done").Int()
+	if err == nil && counted != total {
+		err = fmt.Errorf("%d were counted of %d", counted, total)
 	}
-	return errors.Join(err, c.Unlink(context.WithoutCancel(ctx), list, stream, ledger).Err())
+	return err
 }
 
 // mean returns a copy of c whose times and speeds are the means of those of c and d.

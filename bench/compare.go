@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,12 +12,15 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
 // compareOptions say which two programs are compared and how thoroughly. options.program is the one
@@ -28,6 +32,9 @@ type compareOptions struct {
 	rounds   int      // measurements of each variant with each program
 	jobs     int      // jobs of a run that measures throughput
 	httpJobs int      // jobs of such a run in the variant http
+	groups   int      // groups of such a run in the variants single and small
+	lone     int      // jobs that run alone on an idle system, in the variant single
+	expire   bool     // also measure how the ended groups of the variants single and small are deleted
 	rate     int      // jobs a second while latency is measured
 	seconds  int      // how many seconds latency is measured
 }
@@ -40,6 +47,9 @@ var compareBenchmark = benchmark{
 		f.int(&c.rounds, "rounds", 5, 1, 0, "runs of each variant with each program; medians are shown")
 		f.int(&c.jobs, "jobs", 300_000, 1000, 0, "jobs of each run that measures throughput")
 		f.int(&c.httpJobs, "http-jobs", 10_000, 100, 0, "the same for the variant http, in which each job is a request")
+		f.int(&c.groups, "groups", 20_000, 100, 0, "groups of each such run of the variants single and small")
+		f.int(&c.lone, "lone", 100, 1, 0, "jobs of the variant single that run one at a time, on an idle system")
+		f.BoolVar(&c.expire, "expire", false, "also let the ended groups of these variants expire, all at once")
 		f.int(&c.rate, "rate", 100, 1, 0, "single jobs a second while latency is measured")
 		f.int(&c.seconds, "seconds", 5, 1, 0, "duration of each run that measures latency")
 		file := f.String("out", "", "file to which the JSON is written, with the figures of each round")
@@ -119,10 +129,41 @@ const (
 	figureP50      = "p50_ms" // from accepted to started, as in Latency
 	figureP99      = "p99_ms"
 	figureMemory   = "redis_bytes_per_queued_job"
+
+	// What a retried or traced job costs beyond a plain one.
+	figureBeyondRedis    = "redis_cpu_us_beyond_plain"
+	figureBeyondRoles    = "roles_cpu_us_beyond_plain"
+	figureBeyondCommands = "redis_commands_beyond_plain"
+
+	// Those of the variants single and small; redis_ includes the producer's XADD of the group.
+	figureGroupSpeed    = "groups_per_second" // until the last COMPLETED event was published
+	figureGroupRedisCPU = "redis_cpu_us_per_group"
+	figureGroupRoleCPU  = "roles_cpu_us_per_group"
+	figureGroupCommands = "redis_commands_per_group"
+	figureGroupMemory   = "redis_bytes_per_ended_group" // without the stream events
+	// figureCeiling is the speed / that of the group ceiling, measured after the run on the same Redis.
+	figureCeiling = "ceiling_ratio"
+	// From accepted to the COMPLETED event, under this load and of a lone job on an idle system, in
+	// whole ms.
+	figureEndedP50 = "ended_p50_ms"
+	figureEndedP99 = "ended_p99_ms"
+	figureLoneP50  = "lone_ended_p50_ms"
+	figureLoneP99  = "lone_ended_p99_ms"
+	// The slowest script while all groups expire (0: under 1 ms), and Redis's CPU for it.
+	figureExpireSlowest = "expire_slowest_script_ms"
+	figureExpireCPU     = "expire_redis_cpu_us_per_group"
 )
 
+// figuresBeyond has the names of figures of costs beyond a plain job, by those of the costs of a job.
+var figuresBeyond = map[string]string{
+	figureRedisCPU: figureBeyondRedis, figureRoleCPU: figureBeyondRoles, figureCommands: figureBeyondCommands,
+}
+
 var comparedFigureNames = []string{
-	figureSpeed, figureRedisCPU, figureRoleCPU, figureCommands, figureP50, figureP99, figureMemory,
+	figureSpeed, figureRedisCPU, figureRoleCPU, figureCommands, figureBeyondRedis, figureBeyondRoles, figureBeyondCommands,
+	figureP50, figureP99, figureMemory,
+	figureGroupSpeed, figureGroupRedisCPU, figureGroupRoleCPU, figureGroupCommands, figureGroupMemory, figureCeiling,
+	figureEndedP50, figureEndedP99, figureLoneP50, figureLoneP99, figureExpireSlowest, figureExpireCPU,
 }
 
 // compareVariant is a workload. The base variant has 10 tenants; the field what of each other one
@@ -131,10 +172,13 @@ type compareVariant struct {
 	name, what string
 	tenants    int
 	limits     bool               // each tenant has a limit of its own; it is counted but never reached
-	retries    bool               // 1% of the jobs fail once
+	retries    int                // one of so many jobs fails once; 0: none
+	sampling   float64            // the part of the jobs that is traced
 	aggregate  []client.Aggregate // aggregates that each group asks for
 	http       bool               // each job is a group of its own, submitted by one HTTP request
 	memory     bool               // also measure the memory of a queued job
+	payload    int                // bytes of each payload; 0: comparePayload
+	size       int                // jobs of each group, which is one group.submit message; 0: large groups
 }
 
 var compareVariants = []compareVariant{
@@ -143,7 +187,9 @@ var compareVariants = []compareVariant{
 		name: "tenants", what: "1,000 tenants, each at a limit of its own that is not reached",
 		tenants: 1000, limits: true,
 	},
-	{name: "retries", what: "1% of the jobs fail once and are retried after 1 ms", tenants: 10, retries: true},
+	{name: "retries", what: "1% of the jobs fail once and are retried after 1 ms", tenants: 10, retries: 100},
+	{name: "retried", what: "20% of the jobs fail once and are retried after 1 ms", tenants: 10, retries: 5},
+	{name: "traced", what: "20% of the jobs are traced", tenants: 10, sampling: 0.2},
 	{
 		name: "aggregates", what: "each group asks for a sum and a distribution", tenants: 10,
 		aggregate: []client.Aggregate{
@@ -155,6 +201,16 @@ var compareVariants = []compareVariant{
 		name: "http", what: "one job a request: POST /v1/groups, each job a group of its own",
 		tenants: 10, http: true,
 	},
+	{name: "single", what: "1,000 tenants, groups of 1 job, each one message", tenants: 1000, size: 1},
+	{name: "small", what: "1,000 tenants, groups of 5 jobs, each one message", tenants: 1000, size: 5},
+}
+
+// share returns the part of the jobs that costs more than a plain job; 0: that is not measured.
+func (v compareVariant) share() float64 {
+	if v.retries > 0 {
+		return 1 / float64(v.retries)
+	}
+	return v.sampling
 }
 
 func compareVariantNames() []string {
@@ -206,8 +262,11 @@ func (o *compareOptions) run(ctx context.Context, out *Comparison) {
 
 // jobsOf returns the number of jobs of the run that measures the throughput of variant v.
 func (o *compareOptions) jobsOf(v compareVariant) int {
-	if v.http {
+	switch {
+	case v.http:
 		return o.httpJobs
+	case v.size > 0:
+		return o.groups * v.size
 	}
 	return o.jobs
 }
@@ -236,7 +295,18 @@ func computeMedians(rounds [2][]roundFigures) []ComparedFigure {
 // because the journals that are needed for latency cost CPU.
 func (o *compareOptions) measure(ctx context.Context, program string, v compareVariant) roundFigures {
 	out := roundFigures{}
+	if v.size > 0 {
+		o.measureGroups(ctx, program, v, out)
+		return out
+	}
 	o.measureThroughput(ctx, program, v, out)
+	if share := v.share(); share > 0 {
+		plain := roundFigures{} // measured just beside it, because machines drift
+		o.measureThroughput(ctx, program, compareVariants[0], plain)
+		for name, beyond := range figuresBeyond {
+			out[beyond] = round2((out[name] - plain[name]) / share)
+		}
+	}
 	o.measureLatency(ctx, program, v, out)
 	return out
 }
@@ -257,6 +327,132 @@ func (o *compareOptions) measureThroughput(ctx context.Context, program string, 
 	out[figureRoleCPU] = perJob(u.processCPU(), jobs)
 	out[figureCommands] = round4(float64(u.redis.commands) / float64(jobs))
 	check(c.stop())
+	if c.sink != nil && c.sink.bytes.Load() == 0 {
+		failf("%w: no traces came", errWrongLoad)
+	}
+}
+
+// measureGroups measures a variant of small groups, with nobody who reads events meanwhile: they are
+// counted, and read when all have been published.
+func (o *compareOptions) measureGroups(ctx context.Context, program string, v compareVariant, out roundFigures) {
+	c := o.start(ctx, program, v, false)
+	defer c.close()
+	if v.size == 1 && o.lone > 0 {
+		q := quantilesOf(c.runAlone(ctx, o.lone))
+		out[figureLoneP50], out[figureLoneP99] = q.P50MS, q.P99MS
+	}
+	c.ends.close()
+	groups := c.smallGroups("", o.groups, v.size)
+	messages := c.encodeGroups(groups)
+	before := c.settledMemory(ctx)
+	var began time.Time
+	u := c.measure(ctx, func() {
+		began = must(c.now(ctx))
+		check(c.publishGroups(ctx, messages))
+		check(c.await(ctx, "events", followInterval, func() (int, error) {
+			n, err := c.conn.Cmd.XLen(ctx, c.space.Events()).Result()
+			return max(0, statesOfGroup*len(groups)-int(n)), err
+		}))
+	})
+	delete(u.roles, producerRole)
+	c.ends = must(c.listenAfter(ctx, "0", 0))
+	ends := c.awaitChecked(ctx, groups, o.jobsOf(v))
+	waits, last := make([]float64, len(ends)), began
+	for i, e := range ends {
+		waits[i] = e.msUntil(e.published.UnixMicro())
+		if e.published.After(last) {
+			last = e.published
+		}
+	}
+	q, took := quantilesOf(waits), last.Sub(began).Seconds()
+	out[figureGroupSpeed], out[figureSpeed] = round2(float64(o.groups)/took), round2(float64(o.jobsOf(v))/took)
+	out[figureGroupRedisCPU], out[figureGroupRoleCPU] = perJob(u.redis.cpu, o.groups), perJob(u.processCPU(), o.groups)
+	out[figureGroupCommands] = round4(float64(u.redis.commands) / float64(o.groups))
+	out[figureGroupMemory] = round2(float64(c.settledMemory(ctx)-before) / float64(o.groups))
+	out[figureEndedP50], out[figureEndedP99] = q.P50MS, q.P99MS
+	check(c.stop())
+	if o.expire {
+		c.expireAll(ctx, groups, out)
+	}
+	out[figureCeiling] = ratio(out[figureGroupSpeed],
+		c.measureGroupCeiling(ctx, o.groups, v.size, comparePayload).GroupsPerSecond)
+}
+
+// runAlone runs n groups of one job, each after the end of the one before and a pause that differs,
+// so that it does not keep step with what the roles do at intervals. It returns the ms from the
+// acceptance of each to its COMPLETED event.
+func (c *compareRun) runAlone(ctx context.Context, n int) (waits []float64) {
+	for i, g := range c.smallGroups("-lone", n, 1) {
+		check(redisx.Sleep(ctx, time.Duration(20+7*i%50)*time.Millisecond))
+		check(c.publishSingle(ctx, g, i))
+		e := c.awaitChecked(ctx, []group{g}, 1)[0]
+		waits = append(waits, e.msUntil(e.published.UnixMicro()))
+	}
+	return waits
+}
+
+// expireAll starts the roles again, with a retention that is over for all groups, and waits until the
+// groups are deleted. Redis's slow log says how long scripts took.
+func (c *compareRun) expireAll(ctx context.Context, groups []group, out roundFigures) {
+	const most = 1000 // entries of the slow log
+	rdb := c.conn.Cmd
+	check(errors.Join(rdb.ConfigSet(ctx, "slowlog-log-slower-than", "1000").Err(), // µs
+		rdb.ConfigSet(ctx, "slowlog-max-len", strconv.Itoa(most)).Err(), rdb.Do(ctx, "SLOWLOG", "RESET").Err()))
+	c.overrides["BULKACTION_RETENTION_GROUPS"] = "1s"
+	c.startRoles(c.options, c.overrides, "")
+	check(c.awaitHTTP(ctx, c.apiURL+"/v1/stats"))
+	u := c.measure(ctx, func() {
+		next := 0 // asks for one of a hundred groups, because each request costs Redis something
+		check(c.await(ctx, "groups to expire", followInterval, func() (int, error) {
+			for ; next < len(groups); next += 100 {
+				if _, err := c.api.Group(ctx, groups[next].id); !errors.Is(err, client.ErrNotFound) {
+					return len(groups) - next, err
+				}
+			}
+			return 0, nil
+		}))
+	})
+	check(c.stop())
+	for _, slow := range must(rdb.SlowLogGet(ctx, most).Result()) {
+		if strings.HasPrefix(slow.Args[0], "eval") || strings.HasPrefix(slow.Args[0], "fcall") {
+			out[figureExpireSlowest] = max(out[figureExpireSlowest], millis(slow.Duration))
+		}
+	}
+	out[figureExpireCPU] = perJob(u.redis.cpu, len(groups))
+}
+
+// settledMemory empties the stream events and returns the memory that Redis uses then.
+func (c *compareRun) settledMemory(ctx context.Context) int64 {
+	check(redisx.Sleep(ctx, settleTime))
+	check(c.conn.Cmd.XTrimMaxLen(ctx, c.space.Events(), 0).Err())
+	return c.use(ctx).redis.memory
+}
+
+// encodeGroups returns the data of the group.submit message of each group.
+func (c *compareRun) encodeGroups(groups []group) [][]byte {
+	out, jobs := make([][]byte, len(groups)), 0
+	for i, g := range groups {
+		out[i] = must(g.complete(jobs))
+		jobs += g.jobs
+	}
+	return out
+}
+
+// publishGroups publishes group.submit messages from several goroutines, as fast as Redis takes them.
+func (c *compareRun) publishGroups(ctx context.Context, messages [][]byte) error {
+	producers, ctx := errgroup.WithContext(ctx)
+	for part := range slices.Chunk(messages, (len(messages)+compareProducers-1)/compareProducers) {
+		producers.Go(func() error {
+			pipe := c.pipeline()
+			for _, data := range part {
+				if err := pipe.add(ctx, "group.submit", data); err != nil {
+					return err
+				}
+			}
+			return pipe.flush(ctx)
+		})
+	}
+	return producers.Wait()
 }
 
 // lastCompleted returns the time at which the last of the groups was completed, by Redis's clock;
@@ -273,7 +469,7 @@ func lastCompleted(ends []groupEnd) (last time.Time) {
 func (o *compareOptions) measureLatency(ctx context.Context, program string, v compareVariant, out roundFigures) {
 	c := o.start(ctx, program, v, true)
 	defer c.close()
-	groups := c.singles("-paced", o.rate*o.seconds)
+	groups := c.smallGroups("-paced", o.rate*o.seconds, 1)
 	check(pace(ctx, o.rate, len(groups), func(ctx context.Context, i int, _ time.Time) error {
 		return c.submitSingle(ctx, groups[i], i)
 	}))
@@ -304,11 +500,16 @@ type compareRun struct {
 	v    compareVariant
 	ends *endListener
 	job  func(i int) []byte // returns the JSON of job i of the variant
+	sink *traceSink         // of the traces; nil: nothing is traced
 }
 
 const (
-	compareClients = 32  // concurrent HTTP requests
-	comparePayload = 200 // bytes of each payload
+	compareClients   = 32  // concurrent HTTP requests
+	compareProducers = 4   // goroutines that publish groups
+	comparePayload   = 200 // bytes of each payload
+	statesOfGroup    = 5   // events of a group: CREATED, DISPATCHED, RUNNING, AGGREGATING, COMPLETED
+	// settleTime is how long the roles get for what they do after the last event of a load.
+	settleTime = time.Second
 	// eventsPause is the pause between two reads of the events stream: reading more often would
 	// cost CPU.
 	eventsPause = 50 * time.Millisecond
@@ -323,6 +524,10 @@ func (o *compareOptions) start(ctx context.Context, program string, v compareVar
 	transport := &http.Transport{MaxIdleConnsPerHost: compareClients}
 	options := []client.Option{client.WithHTTPClient(&http.Client{Transport: transport})}
 	c := &compareRun{v: v, job: v.encodeJobs()}
+	if v.sampling > 0 {
+		c.sink = startTraceSink()
+		env = append(env, c.sink.env(v.sampling)...)
+	}
 	check(attempt("prepare", func() {
 		c.run = startWithAPI(ctx, of, journals, options, env...)
 		if v.limits {
@@ -332,7 +537,7 @@ func (o *compareOptions) start(ctx context.Context, program string, v compareVar
 			}
 		}
 		c.ends = must(c.listenForEnds(ctx, eventsPause))
-		c.send(ctx, "-warm", min(warmJobs, o.jobsOf(v)))
+		c.send(ctx, "-warm", min(warmJobs*max(1, v.size), o.jobsOf(v))) // warmJobs groups, if they are small
 	}, c.close))
 	return c
 }
@@ -344,6 +549,9 @@ func (c *compareRun) close() {
 	}
 	if c.run != nil {
 		c.run.close()
+	}
+	if c.sink != nil {
+		c.sink.Close()
 	}
 }
 
@@ -362,8 +570,13 @@ func (v compareVariant) withFields(groups []group) []group {
 // send submits jobs as fast as possible, and waits until their groups are completed; see
 // awaitChecked for its checks.
 func (c *compareRun) send(ctx context.Context, suffix string, jobs int) []groupEnd {
+	if c.v.size > 0 {
+		groups := c.smallGroups(suffix, jobs/c.v.size, c.v.size)
+		check(c.publishGroups(ctx, c.encodeGroups(groups)))
+		return c.awaitChecked(ctx, groups, jobs)
+	}
 	if c.v.http {
-		groups := c.singles(suffix, jobs)
+		groups := c.smallGroups(suffix, jobs, 1)
 		all, sending := errgroup.WithContext(ctx)
 		all.SetLimit(compareClients)
 		for i := range groups {
@@ -378,10 +591,10 @@ func (c *compareRun) send(ctx context.Context, suffix string, jobs int) []groupE
 	return c.awaitChecked(ctx, groups, jobs)
 }
 
-// singles returns n groups of one job each, not submitted yet. The tenants of the variant take
+// smallGroups returns n groups of size jobs each, not submitted yet. The tenants of the variant take
 // turns as their owners.
-func (c *compareRun) singles(suffix string, n int) []group {
-	return c.v.withFields(singleJobs(c.name+suffix, n, c.v.tenant, c.job))
+func (c *compareRun) smallGroups(suffix string, n, size int) []group {
+	return c.v.withFields(smallGroups(c.name+suffix, n, size, c.v.tenant, c.job))
 }
 
 // submitSingle submits a group whose only job is job i of the load, over HTTP or as a message to
@@ -409,13 +622,13 @@ func (v compareVariant) encodeJobs() func(int) []byte {
 	jobs := make([][]byte, comparePeriod)
 	for i := range jobs {
 		fields := ""
-		if v.retries && i == comparePeriod-1 {
+		if v.retries > 0 && i%v.retries == v.retries-1 {
 			fields = failOnce
 		}
 		if v.aggregate != nil {
 			fields += fmt.Sprintf(`"result":{"cost":%d},`, i+1)
 		}
-		jobs[i] = encodeJob(comparePayload, fields)
+		jobs[i] = encodeJob(cmp.Or(v.payload, comparePayload), fields)
 	}
 	return func(i int) []byte { return jobs[i%comparePeriod] }
 }
@@ -453,8 +666,8 @@ func (v compareVariant) checkGroups(ends []groupEnd, jobs int) error {
 		got[2], got[3] = got[2]+int64(sum), got[3]+spread.Count
 	}
 	want[0] = int64(jobs)
-	if v.retries {
-		want[1] = int64(jobs / comparePeriod)
+	if v.retries > 0 {
+		want[1] = int64(jobs / v.retries)
 	}
 	if v.aggregate != nil {
 		for i := range jobs {

@@ -3,7 +3,7 @@
 # - the Go benchmarks of the hot path through benchstat; COUNT=0 leaves them out
 #     COUNT=6 PKGS="./a ./b" BENCHTIME=200ms
 # - both programs under the same workload, in turn (`go run . compare`); ROUNDS=0: not
-#     ROUNDS=5 VARIANTS="base http" JOBS=300000 HTTP_JOBS=10000 RATE=100 LATENCY_SECONDS=5
+#     ROUNDS=5 VARIANTS="base http" JOBS=300000 HTTP_JOBS=10000 SMALL_GROUPS=20000 LONE=100 EXPIRE=1 RATE=100 LATENCY_SECONDS=5
 #     OUT=file.json
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -69,4 +69,5 @@ variants=${VARIANTS:-}
 echo "compare: $name with the working tree, $ROUNDS rounds of ${variants:-all variants}" >&2
 BULKACTION_BENCH_BIN="$tmp/bin/head" "$tmp/bin/bench" compare "$tmp/bin/$name" --rounds "$ROUNDS" ${variants:+--only "${variants// /,}"} \
 	${JOBS:+--jobs "$JOBS"} ${HTTP_JOBS:+--http-jobs "$HTTP_JOBS"} \
+	${SMALL_GROUPS:+--groups "$SMALL_GROUPS"} ${LONE:+--lone "$LONE"} ${EXPIRE:+--expire} \
 	${RATE:+--rate "$RATE"} ${LATENCY_SECONDS:+--seconds "$LATENCY_SECONDS"} ${OUT:+--out "$OUT"}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -9,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
@@ -403,7 +405,7 @@ func TestLatencyIsComputedFromTheJournal(t *testing.T) {
 	}}
 	var l Latency
 	end := func(heard, created int64) groupEnd {
-		return groupEnd{heard, &api.Group{Timestamps: map[string]time.Time{"created": time.UnixMilli(created)}}}
+		return groupEnd{readAt: heard, group: &api.Group{Timestamps: map[string]time.Time{"created": time.UnixMilli(created)}}}
 	}
 	l.compute(sent, due, []groupEnd{end(1_005_100, 1001), end(1_013_400, 1010)}, log)
 	require.Equal(t, []float64{2, 2.5, 2.5}, []float64{l.P50MS, l.P99MS, l.MaxMS})
@@ -431,6 +433,7 @@ func TestCompareChecksTheLoad(t *testing.T) {
 		{"a job is missing", "base", []groupEnd{end(60, 0, `{}`), end(69, 0, `{}`)}, 130, true},
 		{"an unexpected retry", "base", []groupEnd{end(130, 1, `{}`)}, 130, true},
 		{"1% retried", "retries", []groupEnd{end(150, 2, `{}`), end(50, 0, `{}`)}, 200, false},
+		{"20% retried", "retried", []groupEnd{end(150, 25, `{}`), end(52, 15, `{}`)}, 202, false},
 		{"no job retried", "retries", []groupEnd{end(200, 0, `{}`)}, 200, true},
 		{"all values", "aggregates", []groupEnd{end(60, 0, `{"cost":1830,"spread":{"count":60}}`), end(42, 0, `{"cost":3223,"spread":{"count":42}}`)}, 102, false},
 		{"a wrong sum", "aggregates", []groupEnd{end(60, 0, `{"cost":1829,"spread":{"count":60}}`)}, 60, true},
@@ -469,6 +472,26 @@ func TestEndListenerReportsGroupsThatAreNotCompleted(t *testing.T) {
 	require.Len(t, got, 1)
 	_, err = e.completed([]group{{id: "a"}, {id: "b"}})
 	require.ErrorContains(t, err, "await group b: it is FAILED with 3 failed jobs")
+}
+
+func TestEndListenerKnowsWhenTheEndWasPublished(t *testing.T) {
+	e := &endListener{ends: map[string]groupEnd{}}
+	event := func(typ, data string) map[string]any { return map[string]any{"type": typ, "data": data} }
+	require.NoError(t, e.record([]redis.XMessage{
+		{ID: "1700000000100-0", Values: event("group.running", `{}`)},
+		{ID: "1700000000123-4", Values: event("group.completed", `{"group":{"id":"a","timestamps":{"created":"2023-11-14T22:13:20.1Z"}}}`)},
+		{ID: "1700000000125-0", Values: event("group.completed", `{"group":{"id":"a"}}`)},
+	}, 0))
+	require.InDelta(t, 23, e.ends["a"].msUntil(e.ends["a"].published.UnixMicro()), 0, "a repeated event does not count")
+	require.Equal(t, "1700000000125-0", e.last)
+}
+
+func TestSmallGroupsAreWholeMessages(t *testing.T) {
+	c := &compareRun{run: &run{name: "b"}, v: compareVariant{tenants: 2}}
+	c.job = func(i int) []byte { return fmt.Appendf(nil, `{"payload":%d}`, i) }
+	messages := c.encodeGroups(c.smallGroups("-s", 3, 2))
+	require.Len(t, messages, 3)
+	require.JSONEq(t, `{"id":"b-s-2","tenant":"tenant-0","type":"NOOP","seal":true,"jobs":[{"payload":4},{"payload":5}]}`, string(messages[2]))
 }
 
 // TestCompareLeavesOutBenchmarksOfOneSide runs common.awk, as compare.sh does before benchstat, on

@@ -25,6 +25,7 @@ import (
 type peerOptions struct {
 	options
 	Jobs    int `json:"jobs"`
+	Groups  int `json:"groups"`
 	Rounds  int `json:"rounds"`
 	Payload int `json:"payload_bytes"`
 	Latency int `json:"latency_jobs"`
@@ -54,6 +55,7 @@ const (
 	nameOurs  = "bulkaction"
 	nameAsynq = "asynq"
 	peerTopic = "noop"
+	groupsOf  = "groups_of_" // figures of small groups begin with this
 )
 
 var peers = []peer{
@@ -107,6 +109,7 @@ var peersBenchmark = benchmark{
 	func(f *flags) runner {
 		p := &peerOptions{}
 		f.int(&p.Jobs, "jobs", 100_000, 1, 0, "jobs of each run")
+		f.int(&p.Groups, "groups", 20_000, 100, 0, "groups of one job, and of five, that we run besides")
 		f.int(&p.Rounds, "rounds", 3, 1, 0, "measurements of each project; medians are shown")
 		f.int(&p.Payload, "payload", 200, 10, 256<<10, "bytes of each job's payload")
 		f.int(&p.Latency, "latency-jobs", 500, 1, 0, "jobs for the measurement of latency, at 100 a second")
@@ -125,7 +128,8 @@ var peersBenchmark = benchmark{
 // peerFigures has the figures of one run, or medians or ratios of several runs, by the names of the
 // figures of `throughput`. p50_ms and p99_ms are the time from the producer's call to the start of
 // the job, at 100 jobs a second; tuned_p50_ms and tuned_p99_ms the same with settings that are tuned
-// for latency, which only asynq has.
+// for latency, which only asynq has. groups_of_1_jobs_per_second and groups_of_5_jobs_per_second are
+// ours with small groups; their ratios are to the peer's jobs_per_second.
 type peerFigures map[string]float64
 
 // compare measures our program and the peers in turn, on the same Redis.
@@ -173,11 +177,16 @@ func medianFigures(runs []peerFigures) peerFigures {
 }
 
 // ratiosOf returns our figures / the peer's figures. Our latencies are also divided by the peer's
-// tuned latencies.
+// tuned latencies, and our speeds with small groups by the peer's speed.
 func ratiosOf(ours, peers peerFigures) peerFigures {
 	out := peerFigures{}
 	for name, figure := range peers {
 		out[name] = ratio(ours[strings.TrimPrefix(name, "tuned_")], figure)
+	}
+	for name, figure := range ours {
+		if strings.HasPrefix(name, groupsOf) {
+			out[name] = ratio(figure, peers["jobs_per_second"])
+		}
 	}
 	return out
 }
@@ -187,11 +196,21 @@ func (p *peerOptions) ours(ctx context.Context) peerFigures {
 		Jobs: p.Jobs, Tenants: 10, Groups: 1, MessagesJobs: perMessage, PayloadBytes: p.Payload, Partitions: 1,
 	})
 	waits := runLatency(ctx, p.options, 100, max(1, p.Latency/100)).PublishedStarted
-	return peerFigures{
+	out := peerFigures{
 		"jobs_per_second": t.JobsPerSecond, "redis_cpu_us_per_job": t.RedisCPUPerJob,
 		"process_cpu_us_per_job": t.ProcessCPUPerJob, "redis_bytes_per_queued_job": t.BytesPerQueuedJob,
 		"p50_ms": waits.P50MS, "p99_ms": waits.P99MS,
 	}
+	compared := compareOptions{options: p.options, groups: p.Groups}
+	for _, v := range compareVariants {
+		if v.size > 0 {
+			v.payload = p.Payload
+			small := roundFigures{}
+			compared.measureGroups(ctx, p.program, v, small)
+			out[fmt.Sprintf("%s%d_jobs_per_second", groupsOf, v.size)] = small[figureSpeed]
+		}
+	}
+	return out
 }
 
 // measurePeer measures all figures of a peer, whose producer and consumer run in this process:

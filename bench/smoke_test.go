@@ -105,7 +105,7 @@ func TestLatencyOnASharedRedisLeavesNothing(t *testing.T) {
 	require.Equal(t, []string{"bulk-action:partitions"}, c.Keys(t.Context(), "*").Val())
 }
 
-// TestCompare compares the product with itself, in two variants. A run fails if its groups do not
+// TestCompare compares the product with itself, in some variants. A run fails if its groups do not
 // show what the variant asks for.
 func TestCompare(t *testing.T) {
 	if testing.Short() {
@@ -113,13 +113,22 @@ func TestCompare(t *testing.T) {
 	}
 	older := filepath.Join(t.TempDir(), "older")
 	require.NoError(t, os.Symlink(os.Getenv("BULKACTION_BENCH_BIN"), older))
-	got := bench(t, "compare "+older+" --only aggregates,http --rounds 1 --jobs 2000 --http-jobs 200 --seconds 1")
+	got := bench(t, "compare "+older+" --only aggregates,traced,http,single,small --rounds 1 --jobs 2000 --http-jobs 200 --groups 200 --lone 3 --expire --seconds 1")
 	require.Equal(t, "older", got["base"])
-	require.Len(t, got["variants"], 2)
+	require.Len(t, got["variants"], 5)
 	for _, v := range got["variants"].([]any) {
 		for _, f := range v.(map[string]any)["figures"].([]any) {
 			requireFields(t, f.(map[string]any), "name", "base", "head", "ratio", "base_runs", "head_runs")
 		}
+	}
+}
+
+func TestCeiling(t *testing.T) {
+	got := bench(t, "ceiling --jobs 1000 --groups 100")
+	require.Positive(t, got["jobs_per_second"])
+	require.Len(t, got["groups"], 2)
+	for i, speed := range lookUp(got, []string{"groups", "groups_per_second"}) {
+		require.Positive(t, speed, i)
 	}
 }
 
@@ -168,11 +177,13 @@ func TestConsole(t *testing.T) {
 }
 
 func TestPeers(t *testing.T) {
-	got := bench(t, "peers --jobs 300 --rounds 1 --latency-jobs 5")
+	got := bench(t, "peers --jobs 300 --groups 100 --rounds 1 --latency-jobs 5")
 	for _, name := range []string{nameOurs, peers[0].name, peers[1].name} {
 		require.Positive(t, lookUp(got, []string{"medians", name, "jobs_per_second"})[0], name)
 	}
-	require.Positive(t, lookUp(got, []string{"ratios", nameAsynq, "tuned_p50_ms"})[0])
+	for _, name := range []string{"tuned_p50_ms", "groups_of_1_jobs_per_second", "groups_of_5_jobs_per_second"} {
+		require.Positive(t, lookUp(got, []string{"ratios", nameAsynq, name})[0], name)
+	}
 }
 
 func TestPlotsFillTheDocuments(t *testing.T) {

@@ -141,18 +141,10 @@ func runThroughput(ctx context.Context, o options, l ThroughputLoad) (out Throug
 	if l.FailPercent > 0 {
 		env = append(env, quickRetries...)
 	}
-	var traces atomic.Int64
+	sink := startTraceSink()
+	defer sink.Close()
 	if l.Sampling > 0 {
-		// The processes send their traces to this server, which counts the bytes and drops them.
-		sink := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			n, _ := io.Copy(io.Discard, r.Body) // the exporter repeats a request that fails
-			traces.Add(n)
-			w.Header().Set("Content-Type", "application/x-protobuf") // an empty body: all spans were accepted
-		}))
-		defer sink.Close()
-		env = append(env, "OTEL_EXPORTER_OTLP_ENDPOINT="+sink.URL, "OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf",
-			"OTEL_METRICS_EXPORTER=none", "OTEL_TRACES_SAMPLER=parentbased_traceidratio",
-			"OTEL_TRACES_SAMPLER_ARG="+strconv.FormatFloat(l.Sampling, 'g', -1, 64))
+		env = append(env, sink.env(l.Sampling)...)
 	}
 	r := start(ctx, o, false, env...)
 	defer r.close()
@@ -163,8 +155,33 @@ func runThroughput(ctx context.Context, o options, l ThroughputLoad) (out Throug
 		out.measureIdleFleet(ctx, r, l)
 	}
 	check(r.stop()) // profiles and traces are complete then
-	out.TraceBytes = traces.Load()
+	out.TraceBytes = sink.bytes.Load()
 	return out
+}
+
+// traceSink is the server to which processes send their traces. It counts the bytes and drops them.
+type traceSink struct {
+	*httptest.Server
+	bytes atomic.Int64
+}
+
+func startTraceSink() *traceSink {
+	s := &traceSink{}
+	s.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		n, _ := io.Copy(io.Discard, r.Body) // the exporter repeats a request that fails
+		s.bytes.Add(n)
+		w.Header().Set("Content-Type", "application/x-protobuf") // an empty body: all spans were accepted
+	}))
+	return s
+}
+
+// env returns the variables with which processes trace this part of the jobs, and send it here.
+func (s *traceSink) env(sampling float64) []string {
+	return []string{
+		"OTEL_EXPORTER_OTLP_ENDPOINT=" + s.URL, "OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf",
+		"OTEL_METRICS_EXPORTER=none", "OTEL_TRACES_SAMPLER=parentbased_traceidratio",
+		"OTEL_TRACES_SAMPLER_ARG=" + strconv.FormatFloat(sampling, 'g', -1, 64),
+	}
 }
 
 // measureLoad warms the fleet up, runs the load, and computes the figures of t that need no further
@@ -357,7 +374,7 @@ func (l *Latency) compute(groups []group, due []int64, completed []groupEnd, log
 // the groups, and the time at which each was due to be published, in µs by Redis's clock.
 func (r *run) sendSingles(ctx context.Context, part, suffix string, rate, n int) ([]group, []int64) {
 	offset := must(r.clockOffset(ctx))
-	groups, dues := singleJobs(r.name+suffix, n, named("single"), nil), make([]int64, n)
+	groups, dues := smallGroups(r.name+suffix, n, 1, named("single"), nil), make([]int64, n)
 	check(pace(ctx, rate, n, func(ctx context.Context, i int, due time.Time) error {
 		dues[i] = due.Add(offset).UnixMicro()
 		if i%paceSenders == 0 {

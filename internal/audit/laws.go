@@ -241,6 +241,9 @@ func (l *groupLaws) checkTimeOrder(s api.Status, last, at int64) int64 {
 // checkAggregate compares the group's count of reduced jobs with the number of results in its
 // partial aggregates, and with those aggregates that count results.
 func (l *groupLaws) checkAggregate(reducers *reducer.Registry) {
+	if l.Fields["aggregate"] == "" {
+		return // it has no partial aggregates, or those of an earlier version, which count some results
+	}
 	var all *reducer.State
 	plan, err := ledger.AggregatePlan(reducers, l.Fields["aggregate"])
 	if err == nil {

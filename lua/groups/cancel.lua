@@ -32,11 +32,12 @@ for typ in pairs(waiting) do
   precheck('LLEN', B .. 'cancelled:' .. group .. ':' .. typ)
 end
 precheck_activate(tenant)
+precheck_announce()
 precheck_mark_dirty()
 allow_oom()
 call('HSET', key, 'status', 'CANCELLED', 'at:cancelled', now, 'sealed', 1, 'sweep', 0)
 call('HDEL', key, 'requeue', 'paused')
-announce(group, 'CANCELLED', g[5], now, call('HGETALL', key))
+announce(group, g[5], { 'CANCELLED', now }, call('HGETALL', key))
 for typ, n in pairs(waiting) do
   if n > 0 then
     call('HINCRBY', B .. 'load:' .. typ, 'waiting', -n)

@@ -43,7 +43,7 @@ local function any_chosen()
   return false
 end
 if chosen ~= '' and not any_chosen() then return { 'NOTCHOSEN' } end
-precheck('XLEN', B .. 'outbox')
+precheck_announce()
 precheck('HLEN', B .. 'aggregate:' .. group)
 precheck('ZCARD', B .. 'open', B .. 'ended', B .. 'failed')
 precheck_mark_dirty()
@@ -53,7 +53,7 @@ if chosen ~= '' then call('HSET', key, 'retry', chosen) else call('HDEL', key, '
 call('HDEL', key, 'at:dispatched', 'at:running', 'at:aggregating', 'at:completed', 'at:failed', 'started',
   'failures_reduced')
 call('HDEL', B .. 'aggregate:' .. group, 'partial:failed')
-announce(group, 'CREATED', round, now, call('HGETALL', key))
+announce(group, round, { 'CREATED', now }, call('HGETALL', key))
 call('ZREM', B .. 'ended', group)
 call('ZREM', B .. 'failed', group)
 call('ZADD', B .. 'open', now, group)

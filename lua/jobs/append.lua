@@ -6,7 +6,7 @@
 --   1  base    prefix of all keys of the partition
 --   2  absent  a key that never exists: Redis refuses the call while the hash slot is being moved
 -- ARGV
---   1  layout  n     layout of jobs that the caller writes
+--   1  layout  n     layout to write
 --   2  groups  n     number of groups that follow; a group may follow twice
 --   then for each group:
 --   +1  group     -     its id
@@ -73,16 +73,22 @@ local LARGE = 4096 -- bytes; a larger payload is stored in payloads:GROUP
 local now, factor = now_ms(), alpha()
 local at_ms = string.format('|%.0f|', now)
 
--- announce_new announces the states of a new group. hash is its hash in the first of them.
+-- announce_new announces the states of a new group. hash is its hash in the first of them; then it
+-- is that in the last one.
 local function announce_new(group, hash, dispatched)
   local at = string.format('%.0f', now)
-  announce(group, 'CREATED', 1, at, hash)
+  local moves = { 'CREATED', at }
+  if ARGV[1] == '1' or not dispatched then
+    announce(group, 1, moves, hash)
+    moves = {}
+  end
   if not dispatched then return end
   for i = 1, #hash, 2 do
     if hash[i] == 'status' then hash[i + 1] = 'DISPATCHED' end
   end
   hash[#hash + 1], hash[#hash + 2] = 'at:dispatched', at
-  announce(group, 'DISPATCHED', 1, at, hash)
+  moves[#moves + 1], moves[#moves + 2] = 'DISPATCHED', at
+  announce(group, 1, moves, hash)
 end
 
 -- has reads, once in a call, whether one of the sorted sets of the partition has a member; put adds
@@ -320,8 +326,7 @@ local function read_group(at)
     left = any_accepted and call('EXISTS', unpack(own)) > 0
     precheck('ZCARD', B .. 'groups', B .. 'groups:' .. tenant, B .. 'open')
     has('tenants', tenant)
-    precheck('XLEN', B .. 'outbox')
-    precheck('LLEN', B .. 'wake:watcher')
+    precheck_announce()
   else
     precheck_rerank(g[9], factor)
   end
@@ -392,7 +397,6 @@ local function read_group(at)
         if value > 0 then set(field, value) end
       end
       announce_new(group, fresh, dispatched)
-      wake('watcher')
     else
       add(key, 'accepted', n, 'waiting', waiting, 'non_ready', n - waiting)
     end

@@ -329,7 +329,9 @@ for _ = 1, groups do
       call('HINCRBY', B .. 'tenant:' .. tenant, 'unfinished', -done - failed)
       local ended = tonumber(g[7] or 0) + tonumber(g[8] or 0) + tonumber(g[9] or 0) + done + failed
       if g[5] and tonumber(g[6] or 0) <= ended then
-        mark_dirty(group)
+        -- reduce ends a group whose last jobs are done. It stays dirty until then, but the watcher
+        -- need not wake for it.
+        if done > 0 then call('SADD', B .. 'dirty', group) else mark_dirty(group) end
         last = true
       end
       rerank(group, g[4], factor)

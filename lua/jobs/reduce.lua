@@ -1,57 +1,80 @@
--- reduce: adds the results of jobs of one group to a partial aggregate, each job exactly once.
--- State: done → done and reduced
+-- reduce: adds the results of jobs to partial aggregates of their groups, each job exactly once. A
+-- group whose last result this is ends.
+-- State: done → done and reduced; DISPATCHED | RUNNING → AGGREGATING → COMPLETED | FAILED
 --
 -- KEYS
 --   1  base    prefix of all keys of the partition
 --   2  absent  a key that never exists: Redis refuses the call while the hash slot is being moved
 -- ARGV
---   1  group    -  the group's id
---   2  partial  -  number of the partial aggregate
---   3  version  µs  version of the partial aggregate that the caller has read, 0 = there is none
---   4  state    -  the new partial aggregate, with these results
---   5  lines    -  the result lines
---   6  ranges   -  the jobs (see parts/ranges.lua); their attempts are ignored; '' = no jobs: only
---                  the entries are removed
---   then for each entry of the stream results that held them:
---   +1  entry   -  its id
+--   1  layout   -  layout to write
+--   then for each group:
+--   +1  group    -   its id
+--   +2  partial  -   number of the partial aggregate
+--   +3  version  µs  version of the partial aggregate that the caller has read, 0 = there is none
+--   +4  state    -   the new partial aggregate, with these results; '' = the group has no aggregates,
+--                    and the version does not matter
+--   +5  lines    -   the result lines
+--   +6  ranges   -   the jobs (see parts/ranges.lua); their attempts are ignored; '' = no jobs: only
+--                    the entries are removed
+--   +7  entries  -   the entries of the stream results that held them, joined by spaces
 -- Reply
+--   one of these for each group:
 --   {'OK', version}            the results are added; the new version
 --   {'VERSION', version}       the partial aggregate has changed: read it again
 --   {'BAD', {ordinal, …}}      these jobs are not done, or are reduced: call again without them.
 --                              Nothing was written
 --   {'GONE'}                   there is no such group; its entries were removed
+--   {'ERR', text}              a key of the group has a wrong Redis type
 -- The version and the states' letters make sure that no result counts twice. A version is the time
 -- of the write, so that it occurs once. Aggregators keep partial aggregates in memory: a counter
 -- could reach a number again after a failover, or in a new group with the same id.
--- Twice: the second call answers VERSION, because the first has changed it. With the new version it
--- answers BAD. A call without jobs changes no version, and answers OK again.
+-- A group ends here only if nothing but its results was missing. Whatever sweep, requeue or
+-- reduce_failures must complete is left to the watcher: the group becomes dirty.
+-- Twice: the second call answers VERSION, because the first has changed it; with the new version, or
+-- without a state, it answers BAD. A call without jobs changes no version, and answers OK again.
 -- Out of memory: goes through.
--- Cost: some µs a batch.
-local group, partial, version = ARGV[1], ARGV[2], tonumber(ARGV[3])
-local key, stream, aggregate = B .. 'group:' .. group, B .. 'results', B .. 'aggregate:' .. group
--- remove_entries removes the entries that held the results.
-local function remove_entries()
-  if #ARGV < 7 then return end
-  call('XACK', stream, 'aggregator', unpack(ARGV, 7))
-  call('XDEL', stream, unpack(ARGV, 7))
-end
-local g = call('HMGET', key, 'status')
+-- Cost: some 20 µs a group.
+local layout, stream, gone = ARGV[1], B .. 'results', {} -- gone: entries to remove
 precheck('XLEN', stream)
-precheck('LLEN', B .. 'results:' .. group)
-if not g[1] then
-  remove_entries()
-  return { 'GONE' }
-end
-local have = tonumber(call('HGET', aggregate, 'version:' .. partial) or 0)
-if have ~= version then return { 'VERSION', have } end
-local ranges, m = parse_ranges(ARGV[6])
+precheck_move()
 precheck_mark_dirty()
 allow_oom()
-if m > 0 then
-  local all = transition(group, ranges, 'D', 'A', true)
-  local ords, states, span, new, bad
+local us = now_us()
+local now = floor(us / 1000)
+
+-- settle writes the new number of reduced results of a group, and ends the group if it can.
+local function settle(group, g, m)
+  local reduced = tonumber(g.reduced or 0) + m
+  g.reduced = string.format('%d', reduced)
+  local done = tonumber(g.done or 0)
+  local ended = done + tonumber(g.failed or 0) + tonumber(g.cancelled or 0)
+  if not g.sealed or reduced < done or tonumber(g.accepted or 0) > ended then
+    call('HSET', B .. 'group:' .. group, 'reduced', g.reduced)
+    return
+  end
+  local _, failures = move(group, g, { 'reduced', g.reduced }, layout, now)
+  if failures > 0 or g.status ~= 'COMPLETED' and g.status ~= 'FAILED' then mark_dirty(group) end
+end
+
+-- read checks the results of a group. It returns the reply, and a function that stores them unless
+-- they are refused. ranges is '' if there are none.
+local function read(group, partial, version, state, lines, ranges)
+  local aggregate = B .. 'aggregate:' .. group
+  local g = load_group(group)
+  precheck('LLEN', B .. 'results:' .. group)
+  if not g.status then return { 'GONE' } end
+  if state ~= '' then
+    local have = tonumber(call('HGET', aggregate, 'version:' .. partial) or 0)
+    if have ~= version then return { 'VERSION', have } end
+  end
+  if ranges == '' then return { 'OK', version } end
+  local list, m = parse_ranges(ranges)
+  precheck_end(g.tenant)
+  local all, new, bad = transition(group, list, 'D', 'A', true), {}, {}
+  local ords, span
   if not all then
-    ords, new, bad = expand(ranges), {}, {}
+    local states
+    ords = expand(list)
     states, span = load_states(group, ords)
     for i = 1, m do
       if string.sub(states[i], 1, 1) == 'D' then
@@ -62,15 +85,29 @@ if m > 0 then
     end
     if #bad > 0 then return { 'BAD', bad } end
   end
-  have = math.max(version + 1, now_us())
-  call('HSET', aggregate, 'partial:' .. partial, ARGV[4], 'version:' .. partial, string.format('%.0f', have))
-  call('RPUSH', B .. 'results:' .. group, ARGV[5])
-  if all then apply(group, all) else store_states(group, ords, new, span) end
-  call('HINCRBY', key, 'reduced', m)
-  local e = call('HMGET', key, 'sealed', 'done', 'reduced', 'accepted', 'failed', 'cancelled')
-  local done = tonumber(e[2] or 0)
-  local ended = done + tonumber(e[5] or 0) + tonumber(e[6] or 0)
-  if e[1] and tonumber(e[3]) >= done and tonumber(e[4]) <= ended then mark_dirty(group) end
+  if state ~= '' then version = math.max(version + 1, us) end
+  return { 'OK', version }, function()
+    if state ~= '' then
+      call('HSET', aggregate, 'partial:' .. partial, state, 'version:' .. partial, string.format('%.0f', version))
+    end
+    call('RPUSH', B .. 'results:' .. group, lines)
+    if all then apply(group, all) else store_states(group, ords, new, span) end
+    settle(group, g, m)
+  end
 end
-remove_entries()
-return { 'OK', have }
+
+local replies = {}
+for i = 2, #ARGV, 7 do
+  local reply, store = guarded(read, ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]), ARGV[i + 3], ARGV[i + 4], ARGV[i + 5])
+  if store then store() end
+  if reply[1] == 'OK' or reply[1] == 'GONE' then
+    for entry in string.gmatch(ARGV[i + 6], '%S+') do gone[#gone + 1] = entry end
+  end
+  replies[#replies + 1] = reply
+end
+for i = 1, #gone, 1000 do
+  local to = math.min(#gone, i + 999)
+  call('XACK', stream, 'aggregator', unpack(gone, i, to))
+  call('XDEL', stream, unpack(gone, i, to))
+end
+return replies

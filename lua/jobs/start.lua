@@ -1,5 +1,6 @@
 -- start: starts jobs that a worker process has read.
--- State: ready → in flight; a paused job: ready → non-ready, suspended
+-- State: ready → in flight; a paused job: ready → non-ready, suspended. A sealed group: CREATED |
+--   DISPATCHED → RUNNING, at its first start
 --
 -- KEYS
 --   1  base    prefix of all keys of the partition
@@ -7,6 +8,7 @@
 -- ARGV
 --   1  typ       -       the type
 --   2  groups    groups  number of groups
+--   3  layout    -       layout to write
 --   then for each group:
 --   +1  group    -  the group's id
 --   +2  ranges   -  the jobs (see parts/ranges.lua)
@@ -32,7 +34,7 @@
 -- Out of memory: goes through.
 -- Cost: some µs a group; 1 µs a job where a group's jobs differ in state, and 1 µs a job that has
 -- had errors.
-local typ, groups, arg = ARGV[1], tonumber(ARGV[2]), 3
+local typ, groups, layout, arg = ARGV[1], tonumber(ARGV[2]), ARGV[3], 4
 local stream = B .. 'ready:' .. typ
 local us, load_key = now_us(), B .. 'load:' .. typ
 local now, tokens, about, gone = floor(us / 1000), {}, {}, {} -- gone: entries to remove
@@ -42,7 +44,7 @@ local type_paused = pauses and is_paused('y', typ)
 precheck('XLEN', stream)
 precheck('HLEN', load_key)
 precheck('LLEN', B .. 'wake:fetcher')
-precheck_mark_dirty()
+precheck_announce()
 allow_oom()
 
 -- suspend moves paused jobs from the ready stream to suspended:TENANT, and writes their states and
@@ -121,6 +123,18 @@ local function last_errors(group, list)
   return found
 end
 
+-- begin_group writes the first start of a group, of which `begun` jobs are in flight now. Whoever
+-- seals an unsealed group, or requeues one, moves it later.
+local function begin_group(group, begun)
+  local g = load_group(group)
+  local changes = { 'started', now, 'ready', tonumber(g.ready or 0) - begun, 'in_flight', tonumber(g.in_flight or 0) + begun }
+  for i = 1, #changes, 2 do
+    changes[i + 1] = string.format('%.0f', changes[i + 1])
+    g[changes[i]] = changes[i + 1]
+  end
+  move(group, g, changes, layout, now, 'RUNNING')
+end
+
 for _ = 1, groups do
   local group, ranges, n = ARGV[arg], parse_ranges(ARGV[arg + 1])
   local key = B .. 'group:' .. group
@@ -133,12 +147,8 @@ for _ = 1, groups do
   arg = arg + 4
   tokens[#tokens + 1] = own
   if begun > 0 then
-    add(key, 'ready', -begun, 'in_flight', begun)
     started = started + begun
-    if not g[2] then
-      call('HSET', key, 'started', now)
-      mark_dirty(group)
-    end
+    if g[2] then add(key, 'ready', -begun, 'in_flight', begun) else begin_group(group, begun) end
   end
   about[#about + 1] = { g[3] or '', g[4] or '', g[5] or '', errors }
 end

@@ -8,7 +8,7 @@
 --   call, floor                    redis.call, math.floor
 --   now_us(), now_ms()             Redis time. A script reads it once
 --   precheck(command, key, ...)    reads keys that the script will write, so that a wrong type is
---                                  an error before the first write
+--                                  an error before the first write; each key once a call
 --   allow_oom()                    lets the script run to its end when Redis's memory is full. It
 --                                  writes nothing, but names the key 'outbox'
 --   add(key, field, n, ...)        adds numbers to fields of a hash
@@ -25,8 +25,8 @@ local function now_ms() return floor(now_us() / 1000) end
 -- precheck reads keys that the script will write, by a command for their Redis type. A key of
 -- another type or in a migrating slot is then an error before the first write: Redis does not undo
 -- what a script wrote before its error. A part whose function writes offers a precheck for it
--- (precheck_NAME), or the script prechecks the keys itself.
--- A key is read once in a run of a script; prechecked has the reply, its length.
+-- (precheck_NAME), or the script prechecks the keys itself. A key is read once in a run of a script;
+-- prechecked has the replies.
 local prechecked = {}
 local function precheck(command, ...)
   for i = 1, select('#', ...) do

@@ -2,8 +2,9 @@
 -- NEEDS  base
 -- OFFERS
 --   wake(role)               wakes an idle process of a role
---   announce(group, status, round, at, hash)
---                            adds an event to the outbox
+--   precheck_announce()      reads the keys that announce writes
+--   announce(group, round, moves, hash)
+--                            adds events to the outbox
 --   precheck_mark_dirty()    reads the keys that mark_dirty writes
 --   mark_dirty(group)        asks the watcher to look at a group
 
@@ -15,11 +16,22 @@ local function wake(role)
   prechecked[key] = 1
 end
 
--- announce adds an event to the outbox: a group has entered a status. hash is the group's hash, as
--- HGETALL returns it.
-local function announce(group, status, round, at, hash)
-  call('XADD', B .. 'outbox', '*', 'group', group, 'status', status, 'round', round, 'at', at,
-    'snapshot', cjson.encode(hash))
+-- announce adds an entry to the outbox: a group has entered one status or several. moves has them in
+-- turn with their times, {status, at, …}; hash is the group's hash after the last one, as HGETALL
+-- returns it. Several moves share an entry only in layout 2.
+local function precheck_announce()
+  precheck('XLEN', B .. 'outbox')
+  precheck('LLEN', B .. 'wake:watcher')
+end
+local function announce(group, round, moves, hash)
+  local entry = { 'group', group, 'round', round, 'snapshot', cjson.encode(hash) }
+  if #moves == 2 then
+    entry[7], entry[8], entry[9], entry[10] = 'status', moves[1], 'at', moves[2]
+  else
+    entry[7], entry[8] = 'moves', table.concat(moves, ' ')
+  end
+  call('XADD', B .. 'outbox', '*', unpack(entry))
+  wake('watcher')
 end
 
 -- mark_dirty adds a group to the dirty groups, which the watcher has to look at, and wakes the

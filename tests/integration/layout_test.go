@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -19,17 +20,22 @@ import (
 
 	"github.com/bulkaction/bulkaction/client"
 	"github.com/bulkaction/bulkaction/client/producer"
+	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/stage/presence"
 	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
 )
 
-// layoutTwo changes the program into one that reads the layouts 1 and 2 of jobs. In layout 2 a job's
+// present and next are numbers of the layout of jobs: that of this version, and the one after it.
+var present, next = strconv.Itoa(ledger.Layout.Newest), strconv.Itoa(ledger.Layout.Newest + 1)
+
+// layoutTwo changes the program into one that reads the present layout of jobs and the next one. In
+// the next one a job's
 // blob has one more field, and the records of idempotency keys have other names.
 var layoutTwo = map[string][][2]string{
 	"internal/jobs/ledger/layout.go": {{
-		"layout.Part{Name: layout.Jobs, Oldest: 1, Newest: 1}",
-		"layout.Part{Name: layout.Jobs, Oldest: 1, Newest: 2, Steps: stepsToTwo}",
+		"layout.Part{Name: layout.Jobs, Oldest: " + strconv.Itoa(ledger.Layout.Oldest) + ", Newest: " + present + "}",
+		"layout.Part{Name: layout.Jobs, Oldest: " + present + ", Newest: " + next + ", Steps: stepsToTwo}",
 	}},
 	"internal/jobs/ledger/job.go": {{
 		"	if job.Key == \"\" {\n		return to\n	}\n	to = append(append(to, fieldMark), job.Key...)\n	return append(to, fieldMark)\n",
@@ -43,7 +49,7 @@ var layoutTwo = map[string][][2]string{
 		{
 			"	at := s.space.Idempotency(hex.EncodeToString(sum[:16]))\n",
 			"	old := s.space.Idempotency(hex.EncodeToString(sum[:16]))\n	at := old\n" +
-				"	if s.space.Layout() == 2 {\n		at = s.space.Idempotency(\"two:\" + hex.EncodeToString(sum[:16]))\n	}\n",
+				"	if s.space.Layout() == " + next + " {\n		at = s.space.Idempotency(\"two:\" + hex.EncodeToString(sum[:16]))\n	}\n",
 		},
 		{
 			"		stored, err := s.storeIfNone(ctx, at, mine)\n",
@@ -53,8 +59,8 @@ var layoutTwo = map[string][][2]string{
 	},
 }
 
-// stepsTwo are the steps of the migration to layout 2, in a file of their own.
-const stepsTwo = `package ledger
+// stepsTwo are the steps of the migration to the next layout, in a file of their own.
+var stepsTwo = `package ledger
 
 import (
 	"context"
@@ -69,7 +75,7 @@ import (
 
 var fieldTwo atomic.Bool
 
-func init() { keyspace.OnLayout = func(n int) { fieldTwo.Store(n == 2) } }
+func init() { keyspace.OnLayout = func(n int) { fieldTwo.Store(n == ` + next + `) } }
 
 var stepsToTwo = []layout.Step{{Name: "idempotency keys", Convert: rename}}
 
@@ -93,7 +99,7 @@ func rename(ctx context.Context, conn *redisx.Conn, space keyspace.Space, cursor
 }
 `
 
-// buildLayoutTwo builds bulkaction with layout 2, and returns the path of the binary.
+// buildLayoutTwo builds bulkaction with the next layout, and returns the path of the binary.
 func buildLayoutTwo(t *testing.T) string {
 	t.Helper()
 	dir, root := t.TempDir(), filepath.Join("..", "..")
@@ -137,7 +143,7 @@ func TestRollingUpgradeToAnotherLayout(t *testing.T) {
 	require.NoError(t, listen.Close())
 	s := start(t, apart, env("API_ADDR", addr), env("LEASE", "3s"))
 	number := func() string { return s.rdb.HGet(s.ctx(), s.space.Layouts(), "jobs").Val() }
-	require.Equal(t, "1", number())
+	require.Equal(t, present, number())
 
 	// The load: groups by the stream, one after the other, and one request over HTTP, whose
 	// idempotency key is known later.
@@ -196,20 +202,20 @@ func TestRollingUpgradeToAnotherLayout(t *testing.T) {
 	for i, role := range roles {
 		replace(role, two, i%2 == 0)
 	}
-	replace("worker", "bulkaction", true) // and back: nothing of layout 2 is written yet
+	replace("worker", "bulkaction", true) // and back: nothing of the next layout is written yet
 
 	command := func(args ...string) *proctest.Process {
 		return proctest.Start(t, two, s.env, append(args, "--redis-url", s.env["BULKACTION_REDIS_URL"])...)
 	}
 	refused := command("migrate")
 	require.NotZero(t, refused.Wait(patience))
-	require.Contains(t, refused.Output(), "live processes can't read layout 2 of jobs")
+	require.Contains(t, refused.Output(), "live processes can't read layout "+next+" of jobs")
 	require.Contains(t, refused.Output(), " worker-")
-	require.Equal(t, "1", number())
+	require.Equal(t, present, number())
 	replace("worker", two, false)
 	conn := connect(t, s.env["BULKACTION_REDIS_URL"])
 	s.await("the end of the killed processes' heartbeats", func() bool {
-		older, err := presence.Older(s.ctx(), conn, s.space, "jobs", 2)
+		older, err := presence.Older(s.ctx(), conn, s.space, "jobs", ledger.Layout.Newest+1)
 		return err == nil && len(older) == 0
 	})
 
@@ -224,22 +230,22 @@ func TestRollingUpgradeToAnotherLayout(t *testing.T) {
 		p.Wait(patience)
 		s.audit()
 	}
-	interrupt("1+", syscall.SIGINT)
-	require.Equal(t, "1", number(), "the announcement is taken back")
-	interrupt("1+", syscall.SIGKILL)
-	interrupt("2-", syscall.SIGKILL)
+	interrupt(present+"+", syscall.SIGINT)
+	require.Equal(t, present, number(), "the announcement is taken back")
+	interrupt(present+"+", syscall.SIGKILL)
+	interrupt(next+"-", syscall.SIGKILL)
 
-	// the raised number refuses what reads layout 1 only
+	// the raised number refuses what reads the present layout only
 	old := proctest.Start(t, "bulkaction", s.env, "worker")
 	require.NotZero(t, old.Wait(patience))
-	require.Contains(t, old.Output(), "run a later version, which reads layout 2")
+	require.Contains(t, old.Output(), "run a later version, which reads layout "+next)
 	again, err := keyed.Submit(s.ctx(), submission, client.WithIdempotencyKey("key-0"))
 	require.NoError(t, err)
 	require.Equal(t, ids["key-0"], again.ID, "found although it is not converted yet")
 
 	migrated := command("migrate")
 	require.Zero(t, migrated.Wait(patience), migrated.Output())
-	require.Equal(t, "2", number())
+	require.Equal(t, next, number())
 	require.Len(t, s.rdb.Keys(s.ctx(), s.space.Idempotency("two:*")).Val(), keys)
 	for key, id := range ids {
 		again, err := keyed.Submit(s.ctx(), submission, client.WithIdempotencyKey(key))
@@ -259,6 +265,6 @@ func TestRollingUpgradeToAnotherLayout(t *testing.T) {
 	}
 	stats, err := keyed.Stats(s.ctx())
 	require.NoError(t, err)
-	require.Equal(t, map[string]string{"jobs": "2", "rooms": "1", "guards": "1"}, stats.Layouts)
+	require.Equal(t, map[string]string{"jobs": next, "rooms": "1", "guards": "1"}, stats.Layouts)
 	t.Logf("%d groups of 100 jobs", len(loads))
 }

@@ -125,28 +125,17 @@ func (p *partitionReducer) step(ctx context.Context) (time.Duration, error) {
 	began := time.Now()
 	batches := groupBatches(entries)
 	p.cacheGroups(ctx, batches)
-	for i, b := range batches {
-		err := p.reduceGroup(ctx, b.group, b.entries)
-		if err == nil {
-			continue
-		}
-		var lacks *ledger.MissingReducerError
-		if errors.As(err, &lacks) {
-			err = p.leave(ctx, b, lacks)
-			if err == nil {
-				continue
-			}
-		}
-		if call.IsUnavailable(err) {
-			for _, rest := range batches[i:] {
-				p.unreduced = append(p.unreduced, rest.entries...)
+	for len(batches) > 0 {
+		n := oneCall(batches)
+		if err := p.reduceTogether(ctx, batches[:n]); err != nil {
+			for _, b := range batches {
+				if !b.done {
+					p.unreduced = append(p.unreduced, b.entries...)
+				}
 			}
 			return 0, err
 		}
-		// Continue with the other groups. The entries of this group stay pending and are claimed
-		// later.
-		p.Tel.Log.Error("reduce failed, trying again later",
-			"partition", p.partition.Index(), "group", b.group, "error", err)
+		batches = batches[n:]
 	}
 	if more {
 		return 0, nil
@@ -275,54 +264,114 @@ func (p *partitionReducer) takeLeft(ctx context.Context) ([]stream.Entry, error)
 	return nil, nil
 }
 
-// reduceGroup adds the results in a group's entries to this process's partial aggregate, stores it,
-// and acknowledges the entries. It tries again if another process has changed the same partial
-// aggregate, and without the results of jobs that are not done or already reduced. It quarantines
-// entries that can't be read, and drops the results of a deleted group.
-func (p *partitionReducer) reduceGroup(ctx context.Context, group string, entries []stream.Entry) error {
-	began := time.Now()
-	jobs, err := parseEntries(entries)
-	if err != nil {
-		return p.quarantine(ctx, group, entries, err)
-	}
-	ids := make([]string, len(entries))
-	for i, e := range entries {
-		ids[i] = e.ID
-	}
-	for {
-		cached, err := p.loadGroup(ctx, group)
-		if err != nil {
-			return err
+// oneCall returns how many of the batches one script call takes, at least 1. A group occurs once in a
+// call, because each batch of a group needs the version that the one before has written.
+func oneCall(batches []*batch) int {
+	lines, bytes, groups := 0, 0, map[string]bool{}
+	for i, b := range batches {
+		lines, bytes = lines+b.lines, bytes+b.bytes
+		if i > 0 && (lines > ledger.MaxReduceJobs || bytes > ledger.MaxReduceBytes || groups[b.group] || i == ledger.MaxReduceGroups) {
+			return i
 		}
-		args := ledger.ReduceArgs{Group: group, Partial: p.partial, Entries: ids}
-		if cached != nil {
-			// addResults changes the state, so the group is not cached until Redis has stored it.
-			p.cache.remove(group)
-			if err := p.addResults(cached, jobs, &args); err != nil {
+		groups[b.group] = true
+	}
+	return len(batches)
+}
+
+// reduceTogether reduces batches of different groups with one script call, and repeats it for those
+// that are refused: because another process has changed the same partial aggregate, or because some
+// jobs are not done or already reduced. The entries of a group that can't be reduced stay pending and
+// are claimed later. The returned error says that Redis is away.
+func (p *partitionReducer) reduceTogether(ctx context.Context, batches []*batch) error {
+	began := time.Now()
+	for len(batches) > 0 {
+		left, args := batches[:0:0], make([]ledger.ReduceArgs, 0, len(batches))
+		for _, b := range batches {
+			a, err := p.prepare(ctx, b)
+			if err == nil && a == nil {
+				continue
+			}
+			if err == nil {
+				left, args = append(left, b), append(args, *a)
+			} else if err = p.failed(ctx, b, err); err != nil {
 				return err
 			}
 		}
-		r, err := ledger.Reduce(ctx, p.Conn.Cmd, p.partition, args)
-		if err != nil {
-			return err
+		batches = batches[:0:0]
+		if len(left) == 0 {
+			return nil
 		}
-		switch r.State {
-		case ledger.ReduceOK:
-			if cached != nil {
-				cached.version, cached.size = r.Version, len(args.State)
-				p.cache.put(group, cached)
-				p.recordSpans(ctx, cached.tenant, group, jobs, began)
+		replies, err := ledger.Reduce(ctx, p.Conn.Cmd, p.partition, args...)
+		for i, b := range left {
+			var r ledger.ReduceReply
+			each := err
+			if err == nil {
+				r = replies[i]
+				each = r.Err
 			}
-			return nil
-		case ledger.ReduceGone:
-			return nil
-		case ledger.ReduceVersion: // another process with the same partial aggregate was faster: load it again
-		case ledger.ReduceBad:
-			p.Tel.Log.Warn("left out results of jobs that are not done or already reduced",
-				"group", group, "ordinals", r.Bad)
-			jobs = slices.DeleteFunc(jobs, func(d jobResult) bool { return slices.Contains(r.Bad, d.Ordinal) })
+			if each != nil {
+				if each = p.failed(ctx, b, each); each != nil {
+					return each
+				}
+				continue
+			}
+			switch b.done = true; r.State {
+			case ledger.ReduceOK:
+				if b.cached != nil {
+					b.cached.version, b.cached.size = r.Version, len(args[i].State)
+					p.cache.put(b.group, b.cached)
+					p.recordSpans(ctx, b.cached.tenant, b.group, b.jobs, began)
+				}
+			case ledger.ReduceVersion: // another process with the same partial aggregate was faster: load it again
+				b.done, batches = false, append(batches, b)
+			case ledger.ReduceBad:
+				p.Tel.Log.Warn("left out results of jobs that are not done or already reduced",
+					"group", b.group, "ordinals", r.Bad)
+				b.jobs = slices.DeleteFunc(b.jobs, func(d jobResult) bool { return slices.Contains(r.Bad, d.Ordinal) })
+				b.done, batches = false, append(batches, b)
+			}
 		}
 	}
+	return nil
+}
+
+// failed handles the error of a batch. It returns it if Redis is away.
+func (p *partitionReducer) failed(ctx context.Context, b *batch, err error) error {
+	if lacks, ok := errors.AsType[*ledger.MissingReducerError](err); ok {
+		if err = p.leave(ctx, b, lacks); err == nil {
+			b.done = true
+			return nil
+		}
+	}
+	if call.IsUnavailable(err) {
+		return err
+	}
+	b.done = true
+	p.Tel.Log.Error("reduce failed, trying again later",
+		"partition", p.partition.Index(), "group", b.group, "error", err)
+	return nil
+}
+
+// prepare adds the results of a batch to this process's partial aggregate of the group, and returns
+// the arguments that store it. It returns nil if there is nothing left to do: it quarantines entries
+// that can't be read.
+func (p *partitionReducer) prepare(ctx context.Context, b *batch) (*ledger.ReduceArgs, error) {
+	var err error
+	if b.jobs == nil {
+		if b.jobs, err = parseEntries(b.entries); err != nil {
+			return nil, p.quarantine(ctx, b, err)
+		}
+	}
+	args := &ledger.ReduceArgs{Group: b.group, Partial: p.partial, Entries: make([]string, len(b.entries))}
+	for i, e := range b.entries {
+		args.Entries[i] = e.ID
+	}
+	if b.cached, err = p.loadGroup(ctx, b.group); err != nil || b.cached == nil {
+		return args, err
+	}
+	// addResults changes the state, so the group is not cached until Redis has stored it.
+	p.cache.remove(b.group)
+	return args, p.addResults(b.cached, b.jobs, args)
 }
 
 // addResults adds the results of jobs to the cached partial aggregate, and puts its encoded state,
@@ -349,24 +398,31 @@ func (p *partitionReducer) addResults(cached *cachedGroup, jobs []jobResult, arg
 		}
 		args.Lines = append(args.Lines, jobs[i].line...)
 	}
+	args.Version = cached.version
+	if cached.plain {
+		return nil
+	}
 	encoded, err := cached.state.Encode()
-	args.State, args.Version = encoded, cached.version
+	args.State = encoded
 	return err
 }
 
 // quarantine moves an entry that holds no results from the results stream to the partition's list
 // of quarantined entries, with the reason, for an operator. If there are several entries, it
 // reduces each of them alone, so that it quarantines only unreadable ones.
-func (p *partitionReducer) quarantine(ctx context.Context, group string, entries []stream.Entry, reason error) error {
-	if len(entries) > 1 {
-		for _, e := range entries {
-			if err := p.reduceGroup(ctx, group, []stream.Entry{e}); err != nil {
+func (p *partitionReducer) quarantine(ctx context.Context, b *batch, reason error) error {
+	b.done = true
+	if len(b.entries) > 1 {
+		for i := range b.entries {
+			one := &batch{group: b.group, entries: b.entries[i : i+1]}
+			if err := p.reduceTogether(ctx, []*batch{one}); err != nil {
+				b.done, b.entries = false, b.entries[i:]
 				return err
 			}
 		}
 		return nil
 	}
-	e := entries[0]
+	e := b.entries[0]
 	p.Tel.Log.Warn("quarantined an unreadable results entry",
 		"partition", p.partition.Index(), "entry", e.ID, "reason", reason)
 	to := stream.Quarantine{Key: p.partition.Quarantine(), Source: "results"}
@@ -378,6 +434,7 @@ func (p *partitionReducer) quarantine(ctx context.Context, group string, entries
 type cachedGroup struct {
 	tenant  string
 	version int64          // version of the partial aggregate that state belongs to
+	plain   bool           // the group has no aggregates, and state is not stored
 	state   *reducer.State // content of the partial aggregate
 	size    int            // bytes of the encoded state
 }
@@ -457,7 +514,7 @@ func (p *partitionReducer) decodeGroup(group string, read ledger.PartialAggregat
 	if err != nil {
 		return nil, fmt.Errorf("group %s: %w", group, err)
 	}
-	cached := &cachedGroup{tenant: read.Tenant, version: read.Version, size: len(read.State)}
+	cached := &cachedGroup{tenant: read.Tenant, plain: read.Aggregates == "", version: read.Version, size: len(read.State)}
 	if read.State == "" {
 		cached.state = plan.New()
 	} else if cached.state, err = plan.Decode([]byte(read.State)); err != nil {
@@ -478,6 +535,10 @@ type batch struct {
 	group        string
 	entries      []stream.Entry
 	bytes, lines int // size and number of all results in entries
+
+	jobs   []jobResult  // in entries, without those that were refused; nil: not read yet
+	cached *cachedGroup // nil: the group does not exist
+	done   bool         // reduced, set aside, or left pending
 }
 
 // groupBatches divides entries into batches, ordered by their first entries. The entries of a batch

@@ -273,7 +273,7 @@ func TestEntriesOfADeadAggregatorAreClaimed(t *testing.T) {
 		require.NoError(w.T, err)
 		r, err := ledger.Reduce(ctx, w.Conn.Cmd, w.P, args)
 		require.NoError(w.T, err)
-		require.Equal(w.T, ledger.ReduceOK, r.State)
+		require.Equal(w.T, ledger.ReduceOK, r[0].State)
 
 		cfg := config()
 		cfg.Lease = 200 * time.Millisecond
@@ -413,7 +413,7 @@ func TestPartialOfADeletedGroupIsNotUsedAgain(t *testing.T) {
 	awaitReduced(w, "g", 30)
 	fence, err := ledger.Lead(ctx, w.Conn.Cmd, w.P, "test", time.Minute)
 	require.NoError(t, err)
-	_, err = ledger.Advance(ctx, w.Conn.Cmd, w.P, "g", fence)
+	_, err = ledger.Advance(ctx, w.Conn.Cmd, w.P, "g")
 	require.NoError(t, err)
 	require.NoError(t, ledger.Expire(ctx, w.Conn.Cmd, w.P, "g", fence, false))
 

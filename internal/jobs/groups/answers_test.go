@@ -125,8 +125,7 @@ func TestWhyMissingRole(t *testing.T) {
 	require.Empty(t, live)
 
 	w.Admit("T")
-	w.Done("1", w.Take("T", "w", 1)...)
-	w.Reduce()
+	w.Fail("BOOM", w.Take("T", "w", 1)...)
 	ended := why("g")
 	require.Equal(t, api.WhyMissingRole, ended.Reason)
 	require.Contains(t, ended.Detail, "No watcher is alive: start one.")

@@ -15,7 +15,7 @@ import (
 // start and outcome by the watcher to fail jobs without a processor. reclaim, which the dispatcher
 // calls, ends the attempts of dead workers.
 var (
-	start   = script("jobs/start", "signals", "states", "ranges", "blob", "pauses", "ready", "non_ready")
+	start   = script("jobs/start", "signals", "states", "ranges", "blob", "tenants", "pauses", "ready", "non_ready", "lifecycle")
 	renew   = script("jobs/renew", "states")
 	outcome = script("jobs/outcome", "signals", "states", "ranges", "blob", "priority", "ready", "non_ready", "endings")
 	reclaim = script("jobs/reclaim", "signals", "states", "blob", "priority", "ready", "non_ready", "endings")
@@ -56,7 +56,8 @@ type StartReply struct {
 	LastErrors map[int]JobError
 }
 
-// Start moves jobs that a worker has read to in flight. The worker must not run a job with a
+// Start moves jobs that a worker has read to in flight, and their sealed groups to RUNNING. The
+// worker must not run a job with a
 // negative token: it is stale, its group is cancelled or deleted, or it is paused and now
 // suspended. Start removes the entry of such a job, unless Reclaim has to decide about it. Twice:
 // the second call starts a new attempt of each job, so the worker reports under the tokens of its
@@ -68,8 +69,8 @@ func Start(
 	for i := range groups {
 		n += len(groups[i].Jobs)
 	}
-	args := make([]any, 0, 2+4*len(groups))
-	args = append(args, typ, len(groups))
+	args := make([]any, 0, 3+4*len(groups))
+	args = append(args, typ, len(groups), p.Layout())
 	for i := range groups {
 		var ranges jobRanges
 		var entries, failed []byte

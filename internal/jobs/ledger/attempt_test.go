@@ -28,8 +28,17 @@ func TestStart(t *testing.T) {
 		require.Equal(w, map[string]int64{"in_flight": 3}, w.ledger("g"))
 		require.Equal(w, map[string]int64{"in_flight": 1}, w.ledger("h"))
 		require.NotEmpty(w, w.c.HGet(w.Context(), w.p.Group("g"), "started").Val())
-		require.ElementsMatch(w, []string{"g", "h"}, w.c.SMembers(w.Context(), w.p.Dirty()).Val())
 		require.Len(w, w.pending(w.p.Ready("T")), 4, "the entries stay until there is an outcome")
+		require.Equal(w, "CREATED", w.status("g"), "more jobs may come")
+		w.seal("g")
+		require.Equal(w, 2, w.advance("g"))
+		w.fill("i", 1, "acme", "T")
+		w.seal("i")
+		w.advance("i")
+		w.quiet()
+		w.begin("T", "c", 1)
+		require.Equal(w, "RUNNING", w.status("i"), "without the watcher")
+		require.EqualValues(w, 1, w.c.LLen(w.Context(), w.p.Wake("watcher")).Val(), "it publishes the event")
 	})
 }
 

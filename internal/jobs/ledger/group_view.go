@@ -13,7 +13,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
@@ -196,26 +195,6 @@ func TenantOf(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group 
 		return "", fmt.Errorf("read tenant of group %s: %w", group, err)
 	}
 	return tenant, nil
-}
-
-// Unsettled returns which of these groups of a partition have a cancellation that [Sweep] has not
-// completed, or a reopening that [Requeue] has not completed. It costs one round trip. A group
-// whose hash can't be read is left out: the caller finds the error when it runs Sweep or Requeue
-// for it.
-func Unsettled(ctx context.Context, c redis.Cmdable, p keyspace.Partition, groups []string) (map[string]bool, error) {
-	reads, err := pipelined(ctx, c, groups, func(pipe redis.Pipeliner, id string) *redis.SliceCmd {
-		return pipe.HMGet(ctx, p.Group(id), groupSweep, groupRequeue)
-	})
-	if err != nil && (call.IsUnavailable(err) || ctx.Err() != nil) {
-		return nil, fmt.Errorf("read unfinished cancellations and reopenings: %w", err)
-	}
-	unsettled := map[string]bool{}
-	for i, read := range reads {
-		if v := values(read.Val()); v.has(0) || v.has(1) {
-			unsettled[groups[i]] = true
-		}
-	}
-	return unsettled, nil
 }
 
 // GroupRef names a group and the partition that holds it.

@@ -275,30 +275,35 @@ func TestResultsAndFailures(t *testing.T) {
 	})
 }
 
-// TestUnsettled: Unsettled returns a group from its cancellation until the last sweep, and from its
-// reopening until the last requeueing.
-func TestUnsettled(t *testing.T) {
+// TestAdvanceMany: a cancelled group is unsettled until the last sweep, a reopened one until the last
+// requeueing: it stays dirty. A group of a wrong type gets an error. The others advance.
+func TestAdvanceMany(t *testing.T) {
 	both(t, func(w *world) {
-		unsettled := func() map[string]bool {
-			w.Helper()
-			groups, err := ledger.Unsettled(w.Context(), w.c, w.p, []string{"cancelled", "reopened", "open", "missing", "wrong type"})
-			require.NoError(w, err)
-			return groups
-		}
 		require.NoError(w, w.c.Set(w.Context(), w.p.Group("wrong type"), "1", 0).Err())
 		w.create("open", "acme", "U")
+		w.seal("open")
 		w.failed("reopened", 2)
 		w.fill("cancelled", 1, "acme", "U")
-		require.Empty(w, unsettled())
-
 		w.cancel("cancelled")
 		_, err := w.reopen("reopened")
 		require.NoError(w, err)
-		require.Equal(w, map[string]bool{"cancelled": true, "reopened": true}, unsettled())
+		names := []string{"cancelled", "wrong type", "reopened", "open", "missing"}
+		advance := func() []ledger.AdvanceReply {
+			replies, err := ledger.Advance(w.Context(), w.c, w.p, names...)
+			require.NoError(w, err)
+			require.ErrorContains(w, replies[1].Err, "advance group wrong type: ")
+			require.ErrorContains(w, replies[1].Err, "WRONGTYPE")
+			replies[1].Err = nil
+			return replies
+		}
+		require.Equal(w, []ledger.AdvanceReply{{Unsettled: true}, {}, {Unsettled: true}, {Moved: 4, Round: 1}, {}}, advance())
+		require.ElementsMatch(w, []string{"cancelled", "reopened"}, w.c.SMembers(w.Context(), w.p.Dirty()).Val())
+		w.unchanged(func() { advance() })
 
 		w.sweep("cancelled")
 		w.requeue("reopened")
-		require.Empty(w, unsettled())
+		require.Equal(w, []ledger.AdvanceReply{{Round: 1}, {}, {Moved: 1, Round: 2}, {Round: 1}, {}}, advance())
+		require.Empty(w, w.c.SMembers(w.Context(), w.p.Dirty()).Val())
 	})
 }
 

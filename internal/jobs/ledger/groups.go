@@ -25,7 +25,7 @@ var (
 	sweep    = script("groups/sweep", "signals", "tenants", "non_ready", "blob")
 	reopen   = script("groups/reopen", "signals")
 	requeue  = script("groups/requeue", "signals", "blob", "tenants", "priority", "fair_queue")
-	advance  = script("groups/advance", "signals", "tenants")
+	advance  = script("groups/advance", "signals", "tenants", "lifecycle")
 	expire   = script("groups/expire", "tenants")
 
 	reduceFailures = script("groups/reduce_failures", "signals")
@@ -199,20 +199,37 @@ func Requeue(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group s
 
 // AdvanceReply says how far a group has advanced.
 type AdvanceReply struct {
-	Moved    int   // number of transitions
-	Failures int64 // failed jobs that must be reduced before the group can end (see ReduceFailures)
-	Round    int64
+	Moved     int   // number of transitions
+	Failures  int64 // failed jobs that must be reduced before the group can end (see ReduceFailures)
+	Round     int64
+	Unsettled bool  // Sweep or Requeue must complete its cancellation or reopening first
+	Err       error // that the group can't be read
 }
 
-// Advance moves a group through its states as far as its counts allow, and removes it from the
-// dirty groups. It adds an event to the outbox for each transition. Twice: the second call makes no
-// transition. Errors: ErrFenced.
-func Advance(
-	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, fence int64,
-) (AdvanceReply, error) {
-	r := run(ctx, c, advance, p, group, fence)
-	_ = r.Code("OK")
-	return call.Done(r, AdvanceReply{Moved: int(r.Number()), Failures: r.Number(), Round: r.Number()})
+// MaxAdvance is the most groups of one call of Advance: it takes 1 or 2 ms of Redis's time.
+const MaxAdvance = 50
+
+// Advance moves groups through their states as far as their counts allow, and removes them from the
+// dirty groups. It adds an event to the outbox for each transition. The replies are in the order of
+// the groups. Twice: the second call makes no transition.
+func Advance(ctx context.Context, c redis.Cmdable, p keyspace.Partition, groups ...string) ([]AdvanceReply, error) {
+	args := []any{p.Layout()}
+	for _, group := range groups {
+		args = append(args, group)
+	}
+	r := run(ctx, c, advance, p, args...)
+	replies := make([]AdvanceReply, len(groups))
+	for i := range replies {
+		switch one := r.List(); one.Code("OK", "UNSETTLED", "ERR") {
+		case "OK":
+			replies[i] = AdvanceReply{Moved: int(one.Number()), Failures: one.Number(), Round: one.Number()}
+		case "UNSETTLED":
+			replies[i].Unsettled = true
+		case "ERR":
+			replies[i].Err = fmt.Errorf("advance group %s: %s", groups[i], one.Text())
+		}
+	}
+	return call.Done(r, replies)
 }
 
 // ReduceFailures stores the partial aggregate of a group's failed jobs, which the caller has

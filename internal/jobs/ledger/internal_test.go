@@ -62,7 +62,7 @@ func TestReadSnapshotRefusesOtherTexts(t *testing.T) {
 // or to the table refusals.
 var results = map[string][]string{
 	"admit":           {"FULL", "PAUSED"},
-	"advance":         {"OK"},
+	"advance":         {"UNSETTLED"},
 	"append":          {"OK", "DUP"},
 	"base":            {"ERR"},
 	"cancel":          {"OK"},

@@ -5,7 +5,7 @@ import "github.com/bulkaction/bulkaction/internal/redisx/layout"
 // Layout is the layout of jobs, groups, tenants and limits, which this file and those of the
 // transitions describe. A change that an earlier version can't read raises Newest and adds the steps
 // that convert the data; keyspace.Partition.Layout says which layout is to be written.
-var Layout = layout.Part{Name: layout.Jobs, Oldest: 1, Newest: 1}
+var Layout = layout.Part{Name: layout.Jobs, Oldest: 1, Newest: 2}
 
 // This file names the fields of the hashes that hold groups, tenants, types and limits. Scripts in
 // package lua use the same names: a test finds no field in Redis that the tables below do not list.

@@ -63,7 +63,6 @@ var refusals = map[[2]string]refusal{
 	{"", "NOGROUP"}:        {"group %[3]v", api.ErrNotFound},
 	{"pause", "NOGROUP"}:   {"group %[4]v", api.ErrNotFound},
 	{"why", "NOJOB"}:       {"job %[3]v.%[4]v", api.ErrNotFound},
-	{"advance", "FENCED"}:  {"advance group %[3]v", ErrFenced},
 	{"expire", "FENCED"}:   {"expire group %[3]v", ErrFenced},
 	{"append", "CONFLICT"}: {"group %[3]v: another group has this id: choose another id", api.ErrConflict},
 	{"append", "TAKEN"}:    {"group %[3]v: this id is taken: choose another", api.ErrConflict}, // whose it is must not be said

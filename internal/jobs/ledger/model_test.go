@@ -429,6 +429,7 @@ func (l *reference) start(typ string, batch []taken) []int64 {
 		for n < len(batch) && batch[n].Group == group {
 			n++
 		}
+		begun := b.started
 		for i, seen := range b.batch(n, func(i int) int64 { return batch[i].Ordinal }) {
 			j, token, gone := batch[i], -1, !b.live() || !seen.open()
 			switch {
@@ -450,6 +451,9 @@ func (l *reference) start(typ string, batch []taken) []int64 {
 				delete(l.unacked[typ], j.entry)
 			}
 			tokens = append(tokens, int64(token))
+		}
+		if !begun && b.started {
+			l.advance(group)
 		}
 		batch = batch[n:]
 	}
@@ -592,6 +596,9 @@ func (l *reference) reduce(group string, ordinals []int64) (bad []int64) {
 	if bad == nil {
 		for _, o := range ordinals {
 			b.jobs[o].letter = ledger.Reduced
+		}
+		if by, reduced := b.counts(); b.sealed && reduced == by["done"] && int64(len(b.jobs)) == by["done"]+by["failed"]+by["cancelled"] {
+			l.advance(group)
 		}
 	}
 	return bad

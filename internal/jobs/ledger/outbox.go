@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -16,66 +17,101 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// OutboxEntry is an entry of the outbox: a group has entered a status.
+// OutboxEntry is an entry of the outbox: a group has entered one status, or several in turn.
 type OutboxEntry struct {
-	ID     string // of the entry
-	Group  string
-	Round  string
+	ID    string // of the entry
+	Group string
+	Round string
+	Moves []Move
+	Err   error // the entry can't be read, and the fields above mean nothing
+
+	values map[string]any
+}
+
+// Move says that a group has entered a status.
+type Move struct {
 	Status api.Status
 	At     time.Time
-	// After is the group as it was when it entered the status. But its error codes and partial
-	// aggregates are those of now. Both may be newer than the status, until the group has ended;
-	// then they no longer change in this round.
-	After  Group
-	Err    error // the entry can't be read, and the fields above mean nothing
-	values map[string]any
+	// After is the group as it was when it entered the status. But if several moves share an entry,
+	// its counts are those of the last of them, and its error codes and partial aggregates are those
+	// of now. They may be newer than the status, until the group has ended; then they no longer change
+	// in this round.
+	After Group
+}
+
+// Ended returns the move with which the group has ended; nil: it has not.
+func (e *OutboxEntry) Ended() *Move {
+	if n := len(e.Moves); n > 0 && e.Moves[n-1].Status.Ended() {
+		return &e.Moves[n-1]
+	}
+	return nil
 }
 
 // Text returns the whole entry, for a person to read.
 func (e *OutboxEntry) Text() string { return fmt.Sprint(e.values) }
 
-// ReadOutbox reads the oldest entries of the outbox, at most n of them, in two round trips.
+// ReadOutbox reads the oldest entries of the outbox, at most n of them, in at most two round trips.
 func ReadOutbox(ctx context.Context, c redis.Cmdable, p keyspace.Partition, n int) ([]OutboxEntry, error) {
 	entries, err := c.XRangeN(ctx, p.Outbox(), "-", "+", int64(n)).Result()
 	if err != nil {
 		return nil, fmt.Errorf("read outbox: %w", err)
 	}
-	parts := map[string]groupParts{}
-	_, err = pipelined(ctx, c, entries, func(pipe redis.Pipeliner, e redis.XMessage) any {
-		id, _ := e.Values["group"].(string)
-		if _, ok := parts[id]; !ok {
-			parts[id] = readParts(ctx, pipe, p, id)
-		}
-		return nil
-	})
-	if err != nil && (call.IsUnavailable(err) || ctx.Err() != nil) {
-		return nil, fmt.Errorf("read groups of the outbox: %w", err)
-	} // any other error is of one group: outboxEntry reports it
-	all, fields := make([]OutboxEntry, len(entries)), map[string]string{}
+	all, hashes := make([]OutboxEntry, len(entries)), make([]map[string]string, len(entries))
+	parts := map[string]groupParts{} // of the groups that may have some
+	var having []string
 	for i, e := range entries {
 		id, _ := e.Values["group"].(string)
-		all[i] = outboxEntry(e, id, parts[id], fields)
+		all[i], hashes[i] = outboxEntry(e, id)
+		if _, known := parts[id]; !known && (hashes[i][groupAggregate] != "" || integer(hashes[i][groupFailed]) > 0) {
+			parts[id], having = groupParts{}, append(having, id)
+		}
+	}
+	reads, err := pipelined(ctx, c, having, func(pipe redis.Pipeliner, id string) groupParts { return readParts(ctx, pipe, p, id) })
+	if err != nil && (call.IsUnavailable(err) || ctx.Err() != nil) {
+		return nil, fmt.Errorf("read groups of the outbox: %w", err)
+	} // any other error is of one group
+	for i, id := range having {
+		parts[id] = reads[i]
+	}
+	for i := range all {
+		of, has := parts[all[i].Group]
+		if !has {
+			of = groupParts{&redis.MapStringStringCmd{}, &redis.MapStringStringCmd{}}
+		}
+		all[i].Err = errors.Join(all[i].Err, of.codes.Err(), of.aggregate.Err())
+		all[i].setGroups(hashes[i], of)
 	}
 	return all, nil
 }
 
-// outboxEntry parses an entry that a script has written. fields is a map that it overwrites, so
-// that callers need not allocate one for each entry.
-func outboxEntry(e redis.XMessage, id string, parts groupParts, fields map[string]string) OutboxEntry {
+// outboxEntry parses an entry that a script has written, and returns the group's hash with it.
+func outboxEntry(e redis.XMessage, id string) (OutboxEntry, map[string]string) {
 	text := func(field string) string { v, _ := e.Values[field].(string); return v }
-	at, err := strconv.ParseInt(text("at"), 10, 64)
-	if err != nil {
-		err = fmt.Errorf("read time: %w", err)
+	out, hash := OutboxEntry{ID: e.ID, Group: id, Round: text("round"), values: e.Values}, map[string]string{}
+	if err := readSnapshot(text("snapshot"), func(field, value string) { hash[field] = value }); err != nil {
+		out.Err = fmt.Errorf("read snapshot: %w", err)
 	}
-	err = errors.Join(err, parts.codes.Err(), parts.aggregate.Err())
-	clear(fields)
-	set := func(field, value string) { fields[field] = value }
-	if unreadable := readSnapshot(text("snapshot"), set); unreadable != nil {
-		err = fmt.Errorf("read snapshot: %w", unreadable)
+	moves := strings.Fields(text("moves"))
+	if len(moves) == 0 {
+		moves = []string{text("status"), text("at")}
 	}
-	return OutboxEntry{
-		ID: e.ID, Group: id, Round: text("round"), Status: api.Status(text("status")),
-		At: time.UnixMilli(at).UTC(), After: newGroup(fields, parts), Err: err, values: e.Values,
+	for pair := range slices.Chunk(moves, 2) {
+		at, err := strconv.ParseInt(pair[len(pair)-1], 10, 64)
+		if err != nil {
+			out.Err = errors.Join(out.Err, fmt.Errorf("read time: %w", err))
+		}
+		out.Moves = append(out.Moves, Move{Status: api.Status(pair[0]), At: time.UnixMilli(at).UTC()})
+	}
+	return out, hash
+}
+
+// setGroups sets After of each move: what the last one has left, without what came later.
+func (e *OutboxEntry) setGroups(hash map[string]string, parts groupParts) {
+	for i := len(e.Moves) - 1; i >= 0; i-- {
+		status := string(e.Moves[i].Status)
+		hash[groupStatus] = status
+		e.Moves[i].After = newGroup(hash, parts)
+		delete(hash, groupAt+strings.ToLower(status))
 	}
 }
 

@@ -3,6 +3,7 @@ package ledger_test
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -31,7 +32,8 @@ func (w *world) reduce(a ledger.ReduceArgs) ledger.ReduceReply {
 	w.Helper()
 	r, err := ledger.Reduce(w.Context(), w.c, w.p, a)
 	require.NoError(w, err)
-	return r
+	require.NoError(w, r[0].Err)
+	return r[0]
 }
 
 func TestReduce(t *testing.T) {
@@ -68,7 +70,8 @@ func TestReduce(t *testing.T) {
 		require.Equal(w, ledger.ReduceOK, w.reduce(b).State)
 		require.Equal(w, "AAA", w.states("g"))
 		w.ledger("g")
-		require.Equal(w, []string{"g"}, w.c.SMembers(w.Context(), w.p.Dirty()).Val(), "the last one calls the watcher")
+		require.Equal(w, "COMPLETED", w.status("g"), "the last one ends the group")
+		require.Empty(w, w.c.SMembers(w.Context(), w.p.Dirty()).Val())
 		require.Zero(w, w.c.XLen(w.Context(), w.p.ResultStream()).Val())
 	})
 }
@@ -82,7 +85,7 @@ func TestReduceAfterALoss(t *testing.T) {
 		require.NoError(w, w.c.Del(w.Context(), w.p.Aggregate("g")).Err())
 		now := w.reduceInto("0", e[1])
 		w.unchanged(func() {
-			late := ledger.ReduceArgs{Group: "g", Partial: "0", Version: lost.Version, Entries: []string{e[2].entry}, Ordinals: e[2].ordinals}
+			late := ledger.ReduceArgs{Group: "g", Partial: "0", Version: lost.Version, State: []byte("2"), Entries: []string{e[2].entry}, Ordinals: e[2].ordinals}
 			require.Equal(w, ledger.ReduceReply{State: ledger.ReduceVersion, Version: now.Version}, w.reduce(late))
 		})
 	})
@@ -177,12 +180,10 @@ func (w *world) ordinalOf(line string) int64 {
 func (w *world) reduceInto(partial string, e results) ledger.ReduceReply {
 	w.Helper()
 	have := w.c.HMGet(w.Context(), w.p.Aggregate(e.group), "version:"+partial, "partial:"+partial).Val()
-	r, err := ledger.Reduce(w.Context(), w.c, w.p, ledger.ReduceArgs{
+	return w.reduce(ledger.ReduceArgs{
 		Group: e.group, Partial: partial, Version: number(have[0]), State: fmt.Append(nil, number(have[1])+int64(len(e.ordinals))),
 		Lines: []byte(e.lines), Entries: []string{e.entry}, Ordinals: e.ordinals,
 	})
-	require.NoError(w, err)
-	return r
 }
 
 // reduceAll reads all unread entries of the results stream and reduces them into the partial
@@ -206,16 +207,12 @@ func TestReduceFailures(t *testing.T) {
 		w.outcome("T", other(ledger.OutcomeFailed, run[0], 0))
 		w.outcome("T", done(run[1]))
 		w.reduceAll()
-		advance := func() ledger.AdvanceReply {
-			r, err := ledger.Advance(w.Context(), w.c, w.p, "g", w.fence())
-			require.NoError(w, err)
-			return r
-		}
 		reduce := func(a ledger.AdvanceReply) {
 			require.NoError(w, ledger.ReduceFailures(w.Context(), w.c, w.p, "g", a, []byte("state")))
 		}
-		r := advance()
-		require.Equal(w, ledger.AdvanceReply{Moved: 3, Failures: 1, Round: 1}, r)
+		require.Contains(w, w.c.SMembers(w.Context(), w.p.Dirty()).Val(), "g")
+		r := w.advanceReply("g")
+		require.Equal(w, ledger.AdvanceReply{Failures: 1, Round: 1}, r)
 		require.Equal(w, "AGGREGATING", w.status("g"))
 		for _, other := range []ledger.AdvanceReply{{Failures: 2, Round: 1}, {Failures: 1, Round: 2}} {
 			w.unchanged(func() { reduce(other) })
@@ -223,7 +220,7 @@ func TestReduceFailures(t *testing.T) {
 		reduce(r)
 		w.unchanged(func() { reduce(r) })
 		require.Equal(w, "state", w.c.HGet(w.Context(), w.p.Aggregate("g"), "partial:failed").Val())
-		require.Equal(w, ledger.AdvanceReply{Moved: 1, Round: 1}, advance())
+		require.Equal(w, ledger.AdvanceReply{Moved: 1, Round: 1}, w.advanceReply("g"))
 		require.Equal(w, "COMPLETED", w.status("g"))
 
 		_, err := ledger.Reopen(w.Context(), w.c, w.p, "g", "", ledger.RetryChoice{})
@@ -281,4 +278,123 @@ func TestAggregateErrors(t *testing.T) {
 	require.Equal(t, []string{"custom"}, plan.Missing())
 	_, err = ledger.WorkPlan(registry, `[{"as":"x","op":"custom"},{"as":"n","op":"count"}]`)
 	require.Equal(t, &ledger.MissingReducerError{Ops: []string{"count", "custom"}, Missing: []string{"custom"}}, err)
+}
+
+// TestReduceMany: one call reduces results of many groups. A group that is deleted, of a wrong type,
+// cancelled, in conflict or has other results reduced harms none of the others, and only what has not
+// succeeded is left in the stream.
+func TestReduceMany(t *testing.T) {
+	both(t, func(w *world) {
+		byGroup := map[string]results{}
+		names := []string{"ends", "goes on", "spoiled", "gone", "cancelled", "reduced", "newer", "plain"}
+		for _, g := range names {
+			w.fill(g, 2, "acme", "T")
+			w.seal(g)
+		}
+		for _, j := range w.begin("T", "c", 2*len(names)) {
+			if j.Group == "goes on" && j.Ordinal == 1 {
+				continue
+			}
+			w.outcome("T", done(j))
+		}
+		for _, e := range w.readResults(100) {
+			all := byGroup[e.group]
+			all.group, all.ordinals = e.group, append(all.ordinals, e.ordinals...)
+			all.lines, all.entry = strings.TrimPrefix(all.lines+"\n"+e.lines, "\n"), strings.TrimSpace(all.entry+" "+e.entry)
+			byGroup[e.group] = all
+		}
+		require.NoError(w, w.c.Set(w.Context(), w.p.Results("spoiled"), "x", 0).Err())
+		require.NoError(w, w.c.Del(w.Context(), w.p.Group("gone")).Err())
+		w.cancel("cancelled")
+		require.NoError(w, w.c.SetRange(w.Context(), w.p.States("reduced"), 0, "A").Err())
+		require.NoError(w, w.c.HSet(w.Context(), w.p.Aggregate("newer"), "version:0", 7).Err())
+		var args []ledger.ReduceArgs
+		for _, g := range names {
+			e := byGroup[g]
+			a := ledger.ReduceArgs{Group: g, Partial: "0", State: []byte("s"), Lines: []byte(e.lines), Entries: strings.Fields(e.entry), Ordinals: e.ordinals}
+			if g == "plain" {
+				a.State = nil
+			}
+			args = append(args, a)
+		}
+		replies, err := ledger.Reduce(w.Context(), w.c, w.p, args...)
+		require.NoError(w, err)
+		var states []ledger.ReduceState
+		for _, r := range replies {
+			states = append(states, r.State)
+		}
+		require.Equal(w, []ledger.ReduceState{"OK", "OK", "ERR", "GONE", "OK", "BAD", "VERSION", "OK"}, states)
+		require.ErrorContains(w, replies[2].Err, "reduce results of group spoiled: ")
+		require.Equal(w, []int64{0}, replies[5].Bad)
+		require.EqualValues(w, 7, replies[6].Version)
+		for g, status := range map[string]string{
+			"ends": "COMPLETED", "goes on": "RUNNING", "spoiled": "RUNNING", "cancelled": "CANCELLED", "reduced": "RUNNING", "newer": "RUNNING", "plain": "COMPLETED",
+		} {
+			require.Equal(w, status, w.status(g), g)
+		}
+		require.Zero(w, w.c.Exists(w.Context(), w.p.Aggregate("plain")).Val())
+		require.Contains(w, w.c.SMembers(w.Context(), w.p.Dirty()).Val(), "cancelled", "the watcher sweeps it")
+		left := slices.Concat(strings.Fields(byGroup["spoiled"].entry), strings.Fields(byGroup["reduced"].entry), strings.Fields(byGroup["newer"].entry))
+		var pending []string
+		for _, p := range w.pending(w.p.ResultStream()) {
+			pending = append(pending, strings.Fields(p)[1])
+		}
+		require.ElementsMatch(w, left, pending)
+
+		// The whole call again changes nothing of what has succeeded.
+		replies, err = ledger.Reduce(w.Context(), w.c, w.p, args...)
+		require.NoError(w, err)
+		require.Equal(w, ledger.ReduceVersion, replies[0].State)
+		require.Equal(w, ledger.ReduceReply{State: ledger.ReduceBad, Bad: []int64{0, 1}}, replies[7])
+		require.Equal(w, "AA", w.states("plain"))
+	})
+}
+
+// TestReduceLeavesToTheWatcher: reduce does not end a group whose failures must be reduced, nor one
+// that requeue has not settled. It marks them dirty.
+func TestReduceLeavesToTheWatcher(t *testing.T) {
+	both(t, func(w *world) {
+		w.fill("failures", 2, "acme", "T", "reduce_failures", "1")
+		w.fill("reopened", 2, "acme", "T")
+		for _, g := range []string{"failures", "reopened"} {
+			w.seal(g)
+		}
+		run := w.begin("T", "c", 4)
+		for i, j := range run {
+			if i%2 == 0 {
+				w.outcome("T", other(ledger.OutcomeFailed, j, 0))
+			} else {
+				w.outcome("T", done(j))
+			}
+		}
+		entries := w.readResults(10)
+		w.c.HSet(w.Context(), w.p.Group("reopened"), "status", "CREATED", "requeue", "0", "round", "2")
+		w.c.Del(w.Context(), w.p.Dirty())
+		w.quiet()
+		for _, e := range entries {
+			require.Equal(w, ledger.ReduceOK, w.reduceInto("0", e).State)
+		}
+		require.Equal(w, []string{"AGGREGATING", "CREATED"}, []string{w.status("failures"), w.status("reopened")})
+		require.ElementsMatch(w, []string{"failures", "reopened"}, w.c.SMembers(w.Context(), w.p.Dirty()).Val())
+		require.EqualValues(w, 1, w.c.LLen(w.Context(), w.p.Wake("watcher")).Val())
+	})
+}
+
+// TestEventsOfEachLayout: in layout 1 each transition has an entry of the outbox, and in layout 2
+// those of one call share one. The events are the same.
+func TestEventsOfEachLayout(t *testing.T) {
+	both(t, func(w *world) {
+		for layout, entries := range map[int]int64{1: 5, 2: 4} {
+			w.space.SetLayout(layout)
+			w.fill("g", 1, "acme", "T")
+			w.seal("g")
+			w.advance("g")
+			w.outcome("T", done(w.begin("T", "c", 1)...))
+			w.reduceAll()
+			require.Equal(w, []event{{"g", "CREATED", 1}, {"g", "DISPATCHED", 1}, {"g", "RUNNING", 1}, {"g", "AGGREGATING", 1}, {"g", "COMPLETED", 1}}, w.events())
+			require.Equal(w, entries, w.c.XLen(w.Context(), w.p.Outbox()).Val())
+			require.NoError(w, w.c.Del(w.Context(), w.p.Outbox()).Err())
+			w.expire("g")
+		}
+	})
 }

@@ -57,10 +57,10 @@ func TestUnexpectedRepliesAreErrors(t *testing.T) {
 		}, ledger.ReclaimReply{}},
 		"reduce": {func(ctx context.Context, c redis.Cmdable, p keyspace.Partition) (any, error) {
 			return ledger.Reduce(ctx, c, p, ledger.ReduceArgs{Group: "g", Partial: "0"})
-		}, ledger.ReduceReply{}},
+		}, []ledger.ReduceReply(nil)},
 		"advance": {func(ctx context.Context, c redis.Cmdable, p keyspace.Partition) (any, error) {
-			return ledger.Advance(ctx, c, p, "g", 1)
-		}, ledger.AdvanceReply{}},
+			return ledger.Advance(ctx, c, p, "g")
+		}, []ledger.AdvanceReply(nil)},
 		"tenant_state": {func(ctx context.Context, c redis.Cmdable, p keyspace.Partition) (any, error) {
 			return ledger.Tenant(ctx, c, p, "acme", noLimit)
 		}, ledger.TenantState{}},

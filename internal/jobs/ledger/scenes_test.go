@@ -241,11 +241,13 @@ var lifeScenes = []scene{
 	{"advance", false, func(w *world) act {
 		w.create("g", "acme", "T")
 		w.seal("g")
-		fence := w.fence()
 		w.c.SAdd(w.Context(), w.p.Active(), "acme") // a state that a torn script may leave
 		w.c.HSet(w.Context(), w.p.Tenant("acme"), "active", 1)
 		return func() error {
-			_, err := ledger.Advance(w.Context(), w.c, w.p, "g", fence)
+			r, err := ledger.Advance(w.Context(), w.c, w.p, "g")
+			if err == nil {
+				err = r[0].Err
+			}
 			return err
 		}
 	}},
@@ -475,9 +477,12 @@ func (w *world) reclaiming(maxLosses int) act {
 
 func (w *world) reducing(e results) act {
 	return func() error {
-		_, err := ledger.Reduce(w.Context(), w.c, w.p, ledger.ReduceArgs{
+		r, err := ledger.Reduce(w.Context(), w.c, w.p, ledger.ReduceArgs{
 			Group: e.group, Partial: "0", State: []byte("{}"), Lines: []byte(e.lines), Entries: []string{e.entry}, Ordinals: e.ordinals,
 		})
+		if err == nil {
+			err = r[0].Err
+		}
 		return err
 	}
 }

@@ -38,6 +38,7 @@ type world struct {
 	tb
 	c      redis.UniversalClient
 	p      keyspace.Partition
+	space  keyspace.Space
 	prefix string
 }
 
@@ -62,7 +63,8 @@ func onRedis(t *testing.T, story func(w *world)) {
 func newWorld(t tb, c redis.UniversalClient, prefix string) *world {
 	space, err := keyspace.New(prefix, 1)
 	require.NoError(t, err)
-	return &world{tb: t, c: c, p: space.Partition(0), prefix: prefix}
+	space.SetLayout(ledger.Layout.Newest)
+	return &world{tb: t, c: c, p: space.Partition(0), space: space, prefix: prefix}
 }
 
 func client(t testing.TB, url string) *redis.Client {
@@ -412,9 +414,15 @@ func (w *world) fence() int64 {
 // of transitions.
 func (w *world) advance(group string) int {
 	w.Helper()
-	r, err := ledger.Advance(w.Context(), w.c, w.p, group, w.fence())
+	return w.advanceReply(group).Moved
+}
+
+func (w *world) advanceReply(group string) ledger.AdvanceReply {
+	w.Helper()
+	r, err := ledger.Advance(w.Context(), w.c, w.p, group)
 	require.NoError(w, err)
-	return r.Moved
+	require.NoError(w, r[0].Err)
+	return r[0]
 }
 
 func (w *world) expire(group string) {

@@ -54,74 +54,68 @@ func (a *advancer) advanceDirty(ctx context.Context) (bool, error) {
 // then is done in the next steps, so that a large group does not delay the others.
 const settleTime = 50 * time.Millisecond
 
-// advanceAll advances the groups ids, and first completes the cancellation or reopening of a group
-// if it is unfinished, for settleTime in all. A group that needs more memory than Redis has stays
-// dirty, and the others advance all the same; the returned error then says that memory was missing.
+// advanceAll advances the groups ids. Then it completes the cancellations and reopenings among them
+// that are unfinished, for settleTime in all, and advances these groups. A group that needs more
+// memory than Redis has stays dirty, and the others advance all the same; the returned error then
+// says that memory was missing.
 func (a *advancer) advanceAll(ctx context.Context, ids []string) error {
-	unsettled, err := ledger.Unsettled(ctx, a.Conn.Cmd, a.Partition, ids)
-	if err != nil {
-		return err
-	}
+	var unsettled []string
 	var oom error
-	advance := func(id string, unsettled bool) error {
-		err := a.advanceGroup(ctx, id, unsettled)
-		if call.IsOOM(err) {
-			oom, err = err, nil
+	for chunk := range slices.Chunk(ids, ledger.MaxAdvance) {
+		replies, err := ledger.Advance(ctx, a.Conn.Cmd, a.Partition, chunk...)
+		if err != nil {
+			return err
 		}
-		return err
-	}
-	a.settleUntil = time.Now().Add(settleTime)
-	for _, late := range []bool{false, true} { // the groups that need no settling come first
-		for _, id := range ids {
-			if unsettled[id] != late {
+		for i, r := range replies {
+			if r.Unsettled {
+				unsettled = append(unsettled, chunk[i])
 				continue
 			}
-			if err := advance(id, late); err != nil {
+			if err := a.afterAdvance(ctx, chunk[i], r); call.IsOOM(err) {
+				oom = err
+			} else if err != nil {
 				return err
 			}
 		}
 	}
-	// A group that was cancelled or reopened since the first call of Unsettled may no longer be
-	// dirty. Complete it now, because no other code may look at it again.
-	unsettledNow, err := ledger.Unsettled(ctx, a.Conn.Cmd, a.Partition, ids)
-	if err != nil {
-		return err
-	}
-	for id := range unsettledNow {
-		if unsettled[id] {
-			continue
+	a.settleUntil = time.Now().Add(settleTime)
+	for _, id := range unsettled {
+		done, err := a.settle(ctx, id)
+		if err == nil && done {
+			err = a.advanceOne(ctx, id)
 		}
-		if err := advance(id, true); err != nil {
+		if call.IsOOM(err) {
+			oom = err
+		} else if err != nil {
 			return err
 		}
 	}
 	return oom
 }
 
-// advanceGroup moves a group through as many states as its counts allow. If its cancellation or
-// reopening is unfinished, it is completed first. An error that concerns this group alone is logged
-// and not returned, so that the other groups advance.
-func (a *advancer) advanceGroup(ctx context.Context, id string, unsettled bool) error {
-	if unsettled {
-		if done, err := a.settle(ctx, id); err != nil || !done {
-			return err
+// advanceOne advances a group that is settled.
+func (a *advancer) advanceOne(ctx context.Context, id string) error {
+	replies, err := ledger.Advance(ctx, a.Conn.Cmd, a.Partition, id)
+	if err != nil {
+		return a.skipGroup(ctx, id, err)
+	}
+	return a.afterAdvance(ctx, id, replies[0])
+}
+
+// afterAdvance reduces the failures of a group that needs it, and advances it again. An error that
+// concerns this group alone is logged and not returned, so that the other groups advance.
+func (a *advancer) afterAdvance(ctx context.Context, id string, r ledger.AdvanceReply) error {
+	err := r.Err
+	if err == nil && r.Failures > 0 {
+		var later bool
+		if later, err = a.reduceFailuresOf(ctx, id, r); err == nil && !later {
+			return a.advanceOne(ctx, id)
 		}
 	}
-	for {
-		r, err := ledger.Advance(ctx, a.Conn.Cmd, a.Partition, id, a.fence)
-		if err == nil && r.Failures > 0 {
-			var later bool
-			if later, err = a.reduceFailuresOf(ctx, id, r); later && err == nil {
-				return nil
-			}
-		}
-		if err != nil {
-			return a.skipGroup(ctx, id, err)
-		}
-		if r.Failures == 0 {
-			return nil
-		}
+	if err != nil {
+		return a.skipGroup(ctx, id, err)
 	}
+	return nil
 }
 
 // failureReduction is a group whose failed jobs are to be reduced.
@@ -284,12 +278,11 @@ func (a *advancer) reconcile(ctx context.Context) (bool, error) {
 	return next != 0, nil
 }
 
-// eventBatch is how many events are published together. maxEventBatches is how many such batches
-// one step publishes before it goes on with other work; together they are more than the events that
-// the other work of one step adds, so that the outbox doesn't grow without bound.
+// eventBatch is how many entries of the outbox are published together. maxEventBatches is how many
+// such batches one step publishes before it goes on with other work.
 const (
-	eventBatch      = 20
-	maxEventBatches = 50
+	eventBatch      = 100
+	maxEventBatches = 10
 )
 
 // outbox publishes the events of one partition that scripts have stored in its outbox.
@@ -320,12 +313,14 @@ func (o *outbox) publishAll(ctx context.Context) (worked bool, err error) {
 // stays in the outbox; then publishBatch returns an error after it has removed the others.
 func (o *outbox) publishBatch(ctx context.Context, entries []ledger.OutboxEntry) error {
 	for i := range entries {
-		if e := &entries[i]; e.Err == nil && e.Status.Ended() { // its event shows the aggregates
-			_, err := o.store.WorkPlan(e.After.Aggregates)
-			if lacks, ok := errors.AsType[*ledger.MissingReducerError](err); ok {
-				if err := o.handOver(ctx, e.Group, lacks); err != nil {
-					return err
-				}
+		e := &entries[i]
+		if e.Err != nil || e.Ended() == nil { // the event of its end shows the aggregates
+			continue
+		}
+		_, err := o.store.WorkPlan(e.Ended().After.Aggregates)
+		if lacks, ok := errors.AsType[*ledger.MissingReducerError](err); ok {
+			if err := o.handOver(ctx, e.Group, lacks); err != nil {
+				return err
 			}
 		}
 	}
@@ -335,9 +330,9 @@ func (o *outbox) publishBatch(ctx context.Context, entries []ledger.OutboxEntry)
 	quarantine := stream.Quarantine{Key: o.Quarantine(), Source: "outbox"}
 	for i := range entries {
 		e := &entries[i]
-		msg, err := o.event(e)
+		events, err := o.eventsOf(e)
 		if err == nil {
-			msgs, done = append(msgs, msg), append(done, e.ID)
+			msgs, done = append(msgs, events...), append(done, e.ID)
 			continue
 		}
 		o.log.Warn("unreadable event of the outbox", "entry", e.ID, "error", err)
@@ -368,19 +363,26 @@ func (o *outbox) publishBatch(ctx context.Context, entries []ledger.OutboxEntry)
 	return quarantineErr
 }
 
-// event returns the message for the stream events, made from an outbox entry. It contains the group
-// as it was when it entered its new status, without its aggregate if that can't be read.
-func (o *outbox) event(e *ledger.OutboxEntry) (*message.Message, error) {
+// eventsOf returns the messages for the stream events, made from an outbox entry. Each contains the
+// group as it was when it entered its new status, without its aggregate if that can't be read.
+func (o *outbox) eventsOf(e *ledger.OutboxEntry) ([]*message.Message, error) {
 	if e.Err != nil {
 		return nil, e.Err
 	}
-	view, err := o.store.View(&e.After, e.At)
-	if err != nil {
-		o.log.Warn("published an event without the group's aggregate", "group", e.Group, "error", err)
+	msgs := make([]*message.Message, len(e.Moves))
+	for i := range e.Moves {
+		m := &e.Moves[i]
+		view, err := o.store.View(&m.After, m.At)
+		if err != nil {
+			o.log.Warn("published an event without the group's aggregate", "group", e.Group, "error", err)
+		}
+		status := strings.ToLower(string(m.Status))
+		event := api.Event{ID: e.Group + "." + e.Round + "." + status, Type: "group." + status, At: m.At, Group: &view}
+		if msgs[i], err = encode(event, event); err != nil {
+			return nil, err
+		}
 	}
-	status := strings.ToLower(string(e.Status))
-	event := api.Event{ID: e.Group + "." + e.Round + "." + status, Type: "group." + status, At: e.At, Group: &view}
-	return encode(event, event)
+	return msgs, nil
 }
 
 // publish publishes events, in their order.

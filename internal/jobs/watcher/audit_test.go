@@ -489,14 +489,10 @@ func end(w *stagetest.World, n int) {
 	}
 	w.Reduce()
 	ctx := context.WithoutCancel(w.T.Context())
-	fence, err := ledger.Lead(ctx, w.Conn.Cmd, w.P, "test", time.Minute)
-	require.NoError(w.T, err)
 	for i := range n {
-		_, err := ledger.Advance(ctx, w.Conn.Cmd, w.P, fmt.Sprint("g", i), fence)
+		_, err := ledger.Advance(ctx, w.Conn.Cmd, w.P, fmt.Sprint("g", i))
 		require.NoError(w.T, err)
 	}
-	_, err = ledger.Lead(ctx, w.Conn.Cmd, w.P, "test", 0)
-	require.NoError(w.T, err)
 }
 
 func TestExpiresGroups(t *testing.T) {

@@ -231,7 +231,7 @@ func (m mover) watcher() {
 	for _, id := range append(m.C.SMembers(m.Context(), m.p.Dirty()).Val(), id) {
 		m.complete(sweep, m.p, id)
 		m.complete(ledger.Requeue, m.p, id)
-		m.did(ledger.Advance(m.Context(), m.C, m.p, id, fence))
+		m.did(ledger.Advance(m.Context(), m.C, m.p, id))
 	}
 	if old := m.C.ZRange(m.Context(), m.p.Ended(), 0, -20).Val(); len(old) > 0 && m.idle(old[0]) {
 		m.OK(ledger.Expire(m.Context(), m.C, m.p, old[0], fence, m.r.IntN(2) == 0))

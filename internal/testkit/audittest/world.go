@@ -65,6 +65,7 @@ func New(t testing.TB, url, prefix string, partitions int) *World {
 	t.Helper()
 	space, err := keyspace.New(prefix, partitions)
 	require.NoError(t, err)
+	space.SetLayout(ledger.Layout.Newest)
 	conn, err := redisx.Connect(t.Context(), redisx.Config{URL: url})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, conn.Close()) })
@@ -276,8 +277,8 @@ func (w *World) reduceEntry(p keyspace.Partition, partial string, m redis.XMessa
 		w.OK(err)
 		r, err := ledger.Reduce(w.Context(), w.C, p, args)
 		w.OK(err)
-		if r.State != ledger.ReduceVersion {
-			require.Contains(w, []ledger.ReduceState{ledger.ReduceOK, ledger.ReduceGone}, r.State)
+		if r[0].State != ledger.ReduceVersion {
+			require.Contains(w, []ledger.ReduceState{ledger.ReduceOK, ledger.ReduceGone}, r[0].State)
 			return
 		}
 	}
@@ -293,7 +294,7 @@ func (w *World) Work(p keyspace.Partition, typ string) {
 
 func (w *World) advance(group string) {
 	p := w.Part(group)
-	w.did(ledger.Advance(w.Context(), w.C, p, group, w.lead(p)))
+	w.did(ledger.Advance(w.Context(), w.C, p, group))
 }
 
 // lead makes the watcher "w" the leader of a partition, and returns its fencing number.

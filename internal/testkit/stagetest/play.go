@@ -148,7 +148,7 @@ func (w *World) Reduce() {
 		a.Version = partial.Version
 		r, err := ledger.Reduce(w.ctx(), w.Conn.Cmd, w.P, a)
 		require.NoError(w.T, err)
-		require.Equal(w.T, ledger.ReduceOK, r.State)
+		require.Equal(w.T, ledger.ReduceOK, r[0].State)
 	}
 }
 

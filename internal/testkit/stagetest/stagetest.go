@@ -51,6 +51,7 @@ func New(t testing.TB, url, prefix string, partitions int) *World {
 	var err error
 	w.Space, err = keyspace.New(prefix, partitions)
 	require.NoError(t, err)
+	w.Space.SetLayout(ledger.Layout.Newest)
 	w.P = w.Space.Partition(0)
 	w.Store = w.NewStore(groups.Config{KeepIdempotencyKeys: time.Hour})
 	return w
