@@ -83,7 +83,7 @@ func (s *Store) SubmitAll(ctx context.Context, all []Submission) []error {
 		case len(sub.pieces) == 1 && s.cfg.WaitReplicas == 0:
 			subs[i], small[sub.p.Index()] = sub, append(small[sub.p.Index()], sub)
 		default:
-			calls.Go(func() { errs[i] = s.storeSubmission(ctx, sub) })
+			calls.Go(func() { errs[i] = apiError(s.storeSubmission(ctx, sub)) })
 		}
 	}
 	for p, some := range small {
@@ -92,9 +92,8 @@ func (s *Store) SubmitAll(ctx context.Context, all []Submission) []error {
 	calls.Wait()
 	for i, sub := range subs {
 		if sub != nil {
-			errs[i] = sub.err
+			errs[i] = apiError(sub.err)
 		}
-		errs[i] = apiError(errs[i])
 	}
 	return errs
 }

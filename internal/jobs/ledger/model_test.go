@@ -51,10 +51,14 @@ func checkModel(rt *rapid.T, c *redis.Client) {
 	for _, g := range groups {
 		lane := rapid.SampledFrom([]string{"high", "normal", "low"}).Draw(rt, "lane")
 		m.lanes[g] = lane
+		fields := []string{"lane", lane}
 		if rapid.Bool().Draw(rt, "held") {
-			m.create(g, m.tenantOf(g), "T", "lane", lane, "run_at", inAnHour())
+			fields = append(fields, "run_at", inAnHour())
+		}
+		if rapid.Bool().Draw(rt, "empty") {
+			m.create(g, m.tenantOf(g), "T", fields...)
 		} else {
-			m.create(g, m.tenantOf(g), "T", "lane", lane)
+			m.bear(g, fields...)
 		}
 	}
 	for range 2 {
@@ -137,6 +141,21 @@ func some[T any](m *model, all []T, n int) []T {
 		out[i] = all[at]
 	}
 	return out
+}
+
+// bear creates a group with two jobs, perhaps sealed.
+func (m *model) bear(g string, fields ...string) {
+	b, a := m.reference.groups[g], submission(g, 2, fields...)
+	a.Create.Tenant, a.Create.Own = b.tenant, false
+	if m.chance("open") {
+		a.Mode = ledger.AppendLast
+	} else {
+		b.status = "DISPATCHED"
+	}
+	require.Equal(m, ledger.AppendReply{N: 2}, m.appendJobs(a))
+	m.requests[g] = a
+	b.jobs = []job{{typ: "T", letter: ledger.Waiting}, {typ: "T", letter: ledger.Waiting}}
+	b.submitted, b.sealed = true, a.Mode == ledger.AppendSeal
 }
 
 func (m *model) actAppend() {
