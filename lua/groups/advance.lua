@@ -28,21 +28,21 @@ precheck('SCARD', B .. 'dirty')
 allow_oom()
 local now = now_ms()
 
--- read returns the group's hash, or a reply that refuses the group.
+-- read returns what load_group does, or a reply that refuses the group.
 local function read(group)
-  local g = load_group(group)
+  local g, hash = load_group(group)
   if g.sweep or g.requeue then return { 'UNSETTLED' } end
-  if g.status then precheck_end(g.tenant) end
-  return g
+  if g.status then precheck_last(g.tenant) end
+  return g, hash
 end
 
 local replies = {}
 for i = 2, #ARGV do
   local group = ARGV[i]
-  local g = guarded(read, group)
+  local g, hash = guarded(read, group)
   local refused = g[1] and g
   if not refused then
-    local moved, failures = move(group, g, {}, layout, now)
+    local moved, failures = move(group, g, hash, {}, layout, now)
     if g.status ~= 'CANCELLED' or failures == 0 then clean[#clean + 1] = group end
     replies[i - 1] = { 'OK', moved, failures, tonumber(g.round or 0) }
   else

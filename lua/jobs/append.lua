@@ -72,6 +72,7 @@
 local LARGE = 4096 -- bytes; a larger payload is stored in payloads:GROUP
 local now, factor = now_ms(), alpha()
 local at_ms = string.format('|%.0f|', now)
+local loads = {} -- waiting and accepted jobs of all groups, by type
 
 -- announce_new announces the states of a new group. hash is its hash in the first of them; then it
 -- is that in the last one.
@@ -381,7 +382,8 @@ local function read_group(at)
       local q = queues[typ]
       if #q > 0 then call('RPUSH', B .. 'queue:' .. group .. ':' .. typ, unpack(q)) end
       if #later[typ] > 0 then add_non_ready(tenant, typ, later[typ]) end
-      add(B .. 'load:' .. typ, 'waiting', #q, 'accepted', #q + #later[typ] / 2)
+      local load = loads[typ] or { 0, 0 }
+      loads[typ] = { load[1] + #q, load[2] + #q + #later[typ] / 2 }
       put('types', now, typ)
     end
     if scheduled and any_accepted then
@@ -428,4 +430,5 @@ for i = 1, tonumber(ARGV[2]) do
   if write then write() end
   replies[i], at = reply, after(at)
 end
+for typ, load in pairs(loads) do add(B .. 'load:' .. typ, 'waiting', load[1], 'accepted', load[2]) end
 return replies

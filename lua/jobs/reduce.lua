@@ -29,12 +29,14 @@
 -- of the write, so that it occurs once. Aggregators keep partial aggregates in memory: a counter
 -- could reach a number again after a failover, or in a new group with the same id.
 -- A group ends here only if nothing but its results was missing. Whatever sweep, requeue or
--- reduce_failures must complete is left to the watcher: the group becomes dirty.
+-- reduce_failures must complete is left to the watcher: the group becomes dirty. A group that has
+-- ended is not dirty any more.
 -- Twice: the second call answers VERSION, because the first has changed it; with the new version, or
 -- without a state, it answers BAD. A call without jobs changes no version, and answers OK again.
 -- Out of memory: goes through.
 -- Cost: some 20 µs a group.
-local layout, stream, gone = ARGV[1], B .. 'results', {} -- gone: entries to remove
+-- gone has the entries to remove, ended_groups the groups that have ended.
+local layout, stream, gone, ended_groups = ARGV[1], B .. 'results', {}, {}
 precheck('XLEN', stream)
 precheck_move()
 precheck_mark_dirty()
@@ -43,7 +45,7 @@ local us = now_us()
 local now = floor(us / 1000)
 
 -- settle writes the new number of reduced results of a group, and ends the group if it can.
-local function settle(group, g, m)
+local function settle(group, g, hash, m)
   local reduced = tonumber(g.reduced or 0) + m
   g.reduced = string.format('%d', reduced)
   local done = tonumber(g.done or 0)
@@ -52,15 +54,19 @@ local function settle(group, g, m)
     call('HSET', B .. 'group:' .. group, 'reduced', g.reduced)
     return
   end
-  local _, failures = move(group, g, { 'reduced', g.reduced }, layout, now)
-  if failures > 0 or g.status ~= 'COMPLETED' and g.status ~= 'FAILED' then mark_dirty(group) end
+  local _, failures = move(group, g, hash, { 'reduced', g.reduced }, layout, now)
+  if failures > 0 or g.status ~= 'COMPLETED' and g.status ~= 'FAILED' then
+    mark_dirty(group)
+  else
+    ended_groups[#ended_groups + 1] = group
+  end
 end
 
 -- read checks the results of a group. It returns the reply, and a function that stores them unless
 -- they are refused. ranges is '' if there are none.
 local function read(group, partial, version, state, lines, ranges)
   local aggregate = B .. 'aggregate:' .. group
-  local g = load_group(group)
+  local g, hash = load_group(group)
   precheck('LLEN', B .. 'results:' .. group)
   if not g.status then return { 'GONE' } end
   if state ~= '' then
@@ -69,7 +75,7 @@ local function read(group, partial, version, state, lines, ranges)
   end
   if ranges == '' then return { 'OK', version } end
   local list, m = parse_ranges(ranges)
-  precheck_end(g.tenant)
+  precheck_last(g.tenant)
   local all, new, bad = transition(group, list, 'D', 'A', true), {}, {}
   local ords, span
   if not all then
@@ -92,7 +98,7 @@ local function read(group, partial, version, state, lines, ranges)
     end
     call('RPUSH', B .. 'results:' .. group, lines)
     if all then apply(group, all) else store_states(group, ords, new, span) end
-    settle(group, g, m)
+    settle(group, g, hash, m)
   end
 end
 
@@ -105,6 +111,7 @@ for i = 2, #ARGV, 7 do
   end
   replies[#replies + 1] = reply
 end
+if #ended_groups > 0 then call('SREM', B .. 'dirty', unpack(ended_groups)) end
 for i = 1, #gone, 1000 do
   local to = math.min(#gone, i + 999)
   call('XACK', stream, 'aggregator', unpack(gone, i, to))

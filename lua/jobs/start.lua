@@ -126,13 +126,13 @@ end
 -- begin_group writes the first start of a group, of which `begun` jobs are in flight now. Whoever
 -- seals an unsealed group, or requeues one, moves it later.
 local function begin_group(group, begun)
-  local g = load_group(group)
+  local g, hash = load_group(group)
   local changes = { 'started', now, 'ready', tonumber(g.ready or 0) - begun, 'in_flight', tonumber(g.in_flight or 0) + begun }
   for i = 1, #changes, 2 do
     changes[i + 1] = string.format('%.0f', changes[i + 1])
     g[changes[i]] = changes[i + 1]
   end
-  move(group, g, changes, layout, now, 'RUNNING')
+  move(group, g, hash, changes, layout, now, 'RUNNING')
 end
 
 for _ = 1, groups do

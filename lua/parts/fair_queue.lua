@@ -41,8 +41,9 @@ end
 local function leave_lane(typ, lane, tenant, tag)
   local gen = call('HGET', B .. 'fair:' .. typ, 'gen') or '0'
   call('HSET', B .. 'tenant:' .. tenant, 'tag:' .. typ .. ':' .. lane, gen .. ' ' .. tag)
-  call('ZREM', B .. 'fair:' .. typ .. ':' .. lane, tenant)
-  call('ZREM', B .. 'over:' .. typ .. ':' .. lane, tenant)
+  if call('ZREM', B .. 'fair:' .. typ .. ':' .. lane, tenant) == 0 then
+    call('ZREM', B .. 'over:' .. typ .. ':' .. lane, tenant)
+  end
 end
 -- in_lane returns a tenant's start tag. It is in fair:TYPE:LANE while the tenant has permits, and
 -- in over:TYPE:LANE while the tenant is borrowing. in_lane returns false for a tenant that is in
@@ -77,9 +78,12 @@ local function enqueue(typ, lane, tenant, group, n, now, factor, fresh)
   else
     call('ZADD', of, now + n * AGE_MS, group)
   end
-  if call('ZSCORE', B .. 'rate-limited:' .. typ, tenant) then return end
+  -- What was empty at the precheck still is: of the scripts that call enqueue, none adds to these two.
+  local limited, over = B .. 'rate-limited:' .. typ, B .. 'over:' .. typ .. ':' .. lane
+  if prechecked[limited] ~= 0 and call('ZSCORE', limited, tenant) then return end
   if factor then call('ZADD', B .. 'priority:' .. typ .. ':' .. lane, rank(group, factor), group) end
-  if not in_lane(typ, lane, tenant) then enter_lane(typ, lane, tenant) end
+  if call('ZSCORE', B .. 'fair:' .. typ .. ':' .. lane, tenant) then return end
+  if prechecked[over] == 0 or not call('ZSCORE', over, tenant) then enter_lane(typ, lane, tenant) end
 end
 -- waiting_by_type returns the number of a group's waiting jobs, as a table by type and in all. It
 -- also prechecks, for each type, the keys that enqueue and withdraw write: call it before the first

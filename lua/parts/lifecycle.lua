@@ -1,45 +1,44 @@
 -- lifecycle: moves a group through its states as far as its counts allow.
 -- NEEDS  base, signals, tenants
 -- OFFERS
---   load_group(group)             the group's hash, as a table; without a status there is no group
---   precheck_move()               reads the partition's keys that move writes
---   precheck_end(tenant)          reads those of a tenant, for groups that may end
---   move(group, g, changes, layout, now, last)
+--   load_group(group)             the group's hash, as a table and as a list; without a status there
+--                                 is no group
+--   precheck_move()               reads the partition's keys that move writes. Groups that may end
+--                                 need precheck_last, too
+--   move(group, g, hash, changes, layout, now, last)
 --                                 makes all transitions; their number, and how many failures must
 --                                 be reduced before the group can end
 
 local function load_group(group)
-  local flat, g = call('HGETALL', B .. 'group:' .. group), {}
-  for i = 1, #flat, 2 do g[flat[i]] = flat[i + 1] end
-  return g
+  local hash, g = call('HGETALL', B .. 'group:' .. group), {}
+  for i = 1, #hash, 2 do g[hash[i]] = hash[i + 1] end
+  return g, hash
 end
 
 local function precheck_move()
   precheck('ZCARD', B .. 'open', B .. 'ended', B .. 'failed')
   precheck_announce()
 end
-local function precheck_end(tenant)
-  precheck_activate(tenant)
-  precheck('ZCARD', B .. 'non-ready:' .. tenant)
-end
 
 -- move makes the transitions CREATED → DISPATCHED → RUNNING → AGGREGATING → COMPLETED or FAILED that
--- a group's counts allow, none of them behind the state last, if given. g is the group's hash with
--- what the caller has changed; changes has these fields and values in turn: move writes them to
--- Redis, together with its own. Each transition is timestamped, never before the last one: Redis's
--- clock may go back. The events share one entry of the outbox in layout 2. When a group ends, it is
--- not paused any more; if its tenant has neither unfinished nor non-ready jobs then, the tenant
--- becomes inactive, and its counters are reset (check_last).
-local function move(group, g, changes, layout, now, last)
+-- a group's counts allow, none of them behind the state last, if given. g and hash are what
+-- load_group returned, g with what the caller has changed; changes has these fields and values in
+-- turn: move writes them to Redis, together with its own. Each transition is timestamped, never
+-- before the last one: Redis's clock may go back. The events share one entry of the outbox in
+-- layout 2. Its copy of the hash is hash with the changes behind it: the last value of a field is
+-- valid. When a group ends, it is not paused any more; if its tenant has neither unfinished nor
+-- non-ready jobs then, the tenant becomes inactive, and its counters are reset (check_last).
+local function move(group, g, hash, changes, layout, now, last)
   local key, moves, failures, ended = B .. 'group:' .. group, {}, 0, false
   local function n(field) return tonumber(g[field] or 0) end
   local function set(field, value)
     g[field] = value
     changes[#changes + 1], changes[#changes + 2] = field, value
   end
+  local copied = 0 -- how many of the changes are in hash
   local function announce_moves()
-    local hash = {}
-    for field, value in pairs(g) do hash[#hash + 1], hash[#hash + 2] = field, value end
+    for i = copied + 1, #changes do hash[#hash + 1] = changes[i] end
+    copied = #changes
     announce(group, g.round, moves, hash)
     moves = {}
   end

@@ -7,6 +7,7 @@
 --   set_inactive(tenant)         removes the tenant from them
 --   extra_weight(weight)         the weight minus 1, in thousandths; without a weight 0
 --   forget_tenant(tenant)        deletes a tenant without groups, settings, pause, unfinished jobs
+--   precheck_last(tenant)        reads the keys that check_last writes
 --   check_last(tenant)           makes a tenant without unfinished or non-ready jobs inactive and
 --                                deletes its counters
 
@@ -51,16 +52,22 @@ end
 -- check_last is called when a group of the tenant has ended. If the tenant has neither unfinished
 -- nor non-ready jobs, check_last makes it inactive, and deletes its counters active and congested
 -- and its congestion statistics; a large hash loses its fields for each type, too.
+local function precheck_last(tenant)
+  precheck_activate(tenant)
+  precheck('ZCARD', B .. 'non-ready:' .. tenant)
+end
 local function check_last(tenant)
   local key = B .. 'tenant:' .. tenant
-  if tonumber(call('HGET', key, 'unfinished') or 0) > 0 then return end
-  if call('ZCARD', B .. 'non-ready:' .. tenant) > 0 then return end
-  set_inactive(tenant)
-  call('HDEL', key, 'active', 'congested')
-  call('UNLINK', B .. 'congestion:' .. tenant)
+  local t = call('HMGET', key, 'unfinished', 'active', 'congested')
+  if tonumber(t[1] or 0) > 0 or prechecked[B .. 'non-ready:' .. tenant] > 0 then return end
+  if t[3] or tonumber(t[2] or 0) ~= 0 then
+    set_inactive(tenant)
+    call('HDEL', key, 'active', 'congested')
+    call('UNLINK', B .. 'congestion:' .. tenant)
+  end
   -- The hash of a tenant with jobs of many types has fields for each type. When it is large, delete
   -- these fields.
-  if call('HLEN', key) < 100 then return end
+  if prechecked[key] < 100 then return end
   for _, field in ipairs(call('HKEYS', key)) do
     if string.find(field, '^est:') or string.find(field, '^owe:') or string.find(field, '^tag:') then
       call('HDEL', key, field)
