@@ -144,7 +144,7 @@ end
 -- store_done reads the done jobs of a group from ARGV. For those that the worker owns it adds one
 -- entry to the stream results, writes their states, and deletes their stored errors and payloads.
 -- It returns how many they are. The caller writes the counts.
-local function store_done(group, live, tenant)
+local function store_done(group, live, tenant, aggregates)
   local ranges, n = parse_ranges(ARGV[arg])
   local lines, traces, marked = ARGV[arg + 1], ARGV[arg + 2], ARGV[arg + 3]
   arg = arg + 4
@@ -170,7 +170,7 @@ local function store_done(group, live, tenant)
   local clear = {}
   for ordinal in string.gmatch(marked, '%d+') do clear[#clear + 1] = ordinal end
   if #clear > 0 then precheck('HLEN', B .. 'errors:' .. group, B .. 'payloads:' .. group) end
-  call('XADD', B .. 'results', '*', 'g', group, 'l', lines, 't', traces)
+  call('XADD', B .. 'results', '*', 'g', group, 'l', lines, 't', traces, 'p', aggregates and '' or tenant)
   store()
   if #clear > 0 then
     call('HDEL', B .. 'errors:' .. group, unpack(clear))
@@ -306,7 +306,7 @@ for _ = 1, groups do
   arg = arg + 5
   local key = B .. 'group:' .. group
   local g = call('HMGET', key, 'tenant', 'status', 'round', 'types', 'sealed', 'accepted', 'done', 'failed',
-    'cancelled')
+    'cancelled', 'aggregate')
   local live, tenant = g[1] and g[2] ~= 'CANCELLED', g[1]
   local done, failed, non_ready, unstarted, readied = 0, 0, 0, 0, 0
   if live then
@@ -318,7 +318,7 @@ for _ = 1, groups do
     precheck_fail_job(group)
     precheck('HLEN', B .. 'errors:' .. group)
   end
-  if n_done > 0 then done = store_done(group, live, tenant) end
+  if n_done > 0 then done = store_done(group, live, tenant, g[10]) end
   if n_other > 0 then
     failed, non_ready, unstarted, readied = store_others(group, live, tenant, tonumber(g[3]), n_other)
   end

@@ -11,8 +11,8 @@
 --   +1  group    -   its id
 --   +2  partial  -   number of the partial aggregate
 --   +3  version  µs  version of the partial aggregate that the caller has read, 0 = there is none
---   +4  state    -   the new partial aggregate, with these results; '' = the group has no aggregates,
---                    and the version does not matter
+--   +4  state    -   the new partial aggregate, with these results; '' = the group asks for none, and
+--                    the version does not matter
 --   +5  lines    -   the result lines
 --   +6  ranges   -   the jobs (see parts/ranges.lua); their attempts are ignored; '' = no jobs: only
 --                    the entries are removed
@@ -20,7 +20,7 @@
 -- Reply
 --   one of these for each group:
 --   {'OK', version}            the results are added; the new version
---   {'VERSION', version}       the partial aggregate has changed: read it again
+--   {'VERSION', version}       the partial aggregate has changed, or the group asks for one: read it
 --   {'BAD', {ordinal, …}}      these jobs are not done, or are reduced: call again without them.
 --                              Nothing was written
 --   {'GONE'}                   there is no such group; its entries were removed
@@ -69,9 +69,9 @@ local function read(group, partial, version, state, lines, ranges)
   local g, hash = load_group(group)
   precheck('LLEN', B .. 'results:' .. group)
   if not g.status then return { 'GONE' } end
-  if state ~= '' then
+  if g.aggregate or state ~= '' then
     local have = tonumber(call('HGET', aggregate, 'version:' .. partial) or 0)
-    if have ~= version then return { 'VERSION', have } end
+    if have ~= version or state == '' then return { 'VERSION', have } end
   end
   if ranges == '' then return { 'OK', version } end
   local list, m = parse_ranges(ranges)

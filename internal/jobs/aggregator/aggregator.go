@@ -318,12 +318,14 @@ func (p *partitionReducer) reduceTogether(ctx context.Context, batches []*batch)
 			switch b.done = true; r.State {
 			case ledger.ReduceOK:
 				if b.cached != nil {
-					b.cached.version, b.cached.size = r.Version, len(args[i].State)
-					p.cache.put(b.group, b.cached)
+					if b.plain == "" {
+						b.cached.version, b.cached.size = r.Version, len(args[i].State)
+						p.cache.put(b.group, b.cached)
+					}
 					p.recordSpans(ctx, b.cached.tenant, b.group, b.jobs, began)
 				}
 			case ledger.ReduceVersion: // another process with the same partial aggregate was faster: load it again
-				b.done, batches = false, append(batches, b)
+				b.done, b.plain, batches = false, "", append(batches, b)
 			case ledger.ReduceBad:
 				p.Tel.Log.Warn("left out results of jobs that are not done or already reduced",
 					"group", b.group, "ordinals", r.Bad)
@@ -366,6 +368,10 @@ func (p *partitionReducer) prepare(ctx context.Context, b *batch) (*ledger.Reduc
 	for i, e := range b.entries {
 		args.Entries[i] = e.ID
 	}
+	if b.plain != "" {
+		b.cached = &cachedGroup{tenant: b.plain}
+		return args, p.addResults(b.cached, b.jobs, args)
+	}
 	if b.cached, err = p.loadGroup(ctx, b.group); err != nil || b.cached == nil {
 		return args, err
 	}
@@ -382,8 +388,10 @@ func (p *partitionReducer) addResults(cached *cachedGroup, jobs []jobResult, arg
 	size, leftOut, reason := 0, 0, error(nil)
 	args.Ordinals = make([]int64, len(jobs))
 	for i := range jobs {
-		if err := cached.state.Add(jobs[i].Result); err != nil {
-			leftOut, reason = leftOut+1, err
+		if cached.state != nil {
+			if err := cached.state.Add(jobs[i].Result); err != nil {
+				leftOut, reason = leftOut+1, err
+			}
 		}
 		args.Ordinals[i] = jobs[i].Ordinal
 		size += len(jobs[i].line) + 1
@@ -398,10 +406,10 @@ func (p *partitionReducer) addResults(cached *cachedGroup, jobs []jobResult, arg
 		}
 		args.Lines = append(args.Lines, jobs[i].line...)
 	}
-	args.Version = cached.version
-	if cached.plain {
+	if cached.state == nil {
 		return nil
 	}
+	args.Version = cached.version
 	encoded, err := cached.state.Encode()
 	args.State = encoded
 	return err
@@ -434,8 +442,7 @@ func (p *partitionReducer) quarantine(ctx context.Context, b *batch, reason erro
 type cachedGroup struct {
 	tenant  string
 	version int64          // version of the partial aggregate that state belongs to
-	plain   bool           // the group has no aggregates, and state is not stored
-	state   *reducer.State // content of the partial aggregate
+	state   *reducer.State // content of the partial aggregate; nil: the group has no aggregates
 	size    int            // bytes of the encoded state
 }
 
@@ -489,7 +496,7 @@ func (p *partitionReducer) loadGroup(ctx context.Context, group string) (*cached
 func (p *partitionReducer) cacheGroups(ctx context.Context, batches []*batch) {
 	var missing []string
 	for _, b := range batches {
-		if p.cache.groups[b.group] == nil && !slices.Contains(missing, b.group) {
+		if b.plain == "" && p.cache.groups[b.group] == nil && !slices.Contains(missing, b.group) {
 			missing = append(missing, b.group)
 		}
 	}
@@ -514,7 +521,10 @@ func (p *partitionReducer) decodeGroup(group string, read ledger.PartialAggregat
 	if err != nil {
 		return nil, fmt.Errorf("group %s: %w", group, err)
 	}
-	cached := &cachedGroup{tenant: read.Tenant, plain: read.Aggregates == "", version: read.Version, size: len(read.State)}
+	cached := &cachedGroup{tenant: read.Tenant, version: read.Version, size: len(read.State)}
+	if read.Aggregates == "" {
+		return cached, nil
+	}
 	if read.State == "" {
 		cached.state = plan.New()
 	} else if cached.state, err = plan.Decode([]byte(read.State)); err != nil {
@@ -534,7 +544,8 @@ const (
 type batch struct {
 	group        string
 	entries      []stream.Entry
-	bytes, lines int // size and number of all results in entries
+	bytes, lines int    // size and number of all results in entries
+	plain        string // the group's tenant, if the entries say that it asks for no aggregates
 
 	jobs   []jobResult  // in entries, without those that were refused; nil: not read yet
 	cached *cachedGroup // nil: the group does not exist
@@ -550,8 +561,11 @@ func groupBatches(entries []stream.Entry) []*batch {
 		group, lines := e.Get(ledger.ResultsGroup), e.Get(ledger.ResultsLines)
 		b := open[group]
 		if b == nil || b.bytes >= reduceBytes || b.lines >= reduceLines {
-			b = &batch{group: group}
+			b = &batch{group: group, plain: e.Get(ledger.ResultsPlain)}
 			open[group], all = b, append(all, b)
+		}
+		if e.Get(ledger.ResultsPlain) == "" { // an earlier version has written it
+			b.plain = ""
 		}
 		b.entries = append(b.entries, e)
 		b.bytes += len(lines)

@@ -366,6 +366,7 @@ const (
 	ResultsGroup  = "g" // the group's id
 	ResultsLines  = "l" // the result lines, divided by newlines
 	ResultsTraces = "t" // for each sampled job a line "ordinal traceparent"
+	ResultsPlain  = "p" // the group's tenant, if the group asks for no aggregates; otherwise ""
 )
 
 // ReduceArgs are results of one group, which are added to one partial aggregate.
