@@ -187,41 +187,43 @@ local REASONS = { r = 'E', t = 'A', h = '', d = 'G' }
 -- many are non-ready, how many of these were ready before, and how many are ready again because no
 -- slot had started them. The caller writes the counts of these states.
 local function store_others(group, live, tenant, round, n)
-  local ords, new, blobs, errors, failed, readied, retries, first = {}, {}, {}, {}, 0, 0, 0, arg
+  local ords, names, new, blobs, errors, failed, readied, retries, first = {}, {}, {}, {}, {}, 0, 0, 0, arg
+  local repeated = false -- whether a job may have errors: none has before its second attempt
   for i = 1, n do
-    ords[i] = tonumber(ARGV[arg])
+    names[i], ords[i], repeated = ARGV[arg], tonumber(ARGV[arg]), repeated or ARGV[arg + 1] ~= '1'
     arg = arg + 11
   end
   local states, span = load_states(group, ords)
+  local head = group .. '|' .. typ .. '|'
   local congested, own, waits, longest, returns, added, unstarted = 0, nil, 0, 0, 0, 0, 0
-  local earlier = live and call('HMGET', B .. 'errors:' .. group, unpack(ords)) or {}
+  local earlier = live and repeated and call('HMGET', B .. 'errors:' .. group, unpack(names)) or {}
   if live then
     local t = call('HMGET', B .. 'tenant:' .. tenant, 'congested', 'rps')
     congested, own = math.max(0, tonumber(t[1] or 0)), rps and tonumber(t[2] or nil)
   end
   for i = 1, n do
     local at = first + (i - 1) * 11
-    local ordinal, attempt, kind, queued = ords[i], tonumber(ARGV[at + 1]), ARGV[at + 2], ARGV[at + 7]
+    -- attempt stays text: to make text of a number costs as much as a small command
+    local ordinal, attempt, kind, queued = ords[i], ARGV[at + 1], ARGV[at + 2], ARGV[at + 7]
     local delay, code, message = tonumber(ARGV[at + 8]), ARGV[at + 9], ARGV[at + 10]
     local state, m = states[i], mark(attempt)
     local counts = '|' .. ARGV[at + 3] .. '|' .. ARGV[at + 4] .. '|' .. ARGV[at + 5] .. '|' .. ARGV[at + 6] .. '|'
       .. since .. '|'
-    local head = group .. '|' .. typ .. '|' .. attempt .. counts
     -- A worker that reports a job as unstarted may be wrong: Redis started the job, and the reply
     -- was lost.
     if kind == 'u' and state == 'I' .. m then kind = 'h' end
     local mine = live and (state == (kind == 'u' and 'R' or 'I') .. m or kind == 'd' and state == 'R' .. m)
     next_entry(live, mine, state)
     if tenant and not live then
-      note_cancelled(group, tenant, ordinal, attempt, string.match(queued, '^%d+|%d+|([^|]*)') or '')
+      note_cancelled(group, tenant, ordinal, tonumber(attempt), string.match(queued, '^%d+|%d+|([^|]*)') or '')
     end
     if mine then
       if kind == 'f' then
-        local blob = head .. '|' .. queued
+        local blob = head .. attempt .. counts .. '|' .. queued
         fail_job(group, tenant, round, parse(blob), blob, code, message, now)
         new[i], failed = 'F' .. m, failed + 1
       elseif kind == 'u' then
-        call('XADD', stream, '*', 'j', group .. '|' .. typ .. '|' .. (attempt + 1) .. counts .. '|' .. queued)
+        call('XADD', stream, '*', 'j', head .. (attempt + 1) .. counts .. '|' .. queued)
         new[i], readied = 'R' .. mark(attempt + 1), readied + 1
       else
         local wait, reason = 0, REASONS[kind]
@@ -236,15 +238,15 @@ local function store_others(group, live, tenant, round, n)
           if kind ~= 'h' then returns, waits, longest = returns + 1, waits + wait, math.max(longest, wait) end
         end
         if kind ~= 'h' then
-          errors[#errors + 1] = ordinal
+          errors[#errors + 1] = names[i]
           errors[#errors + 1] = with_error(earlier[i], {
-            ordinal = ordinal, code = code, error = message, attempts = attempt, at = now,
+            ordinal = ordinal, code = code, error = message, attempts = tonumber(attempt), at = now,
             ['until'] = now + wait, reason = reason,
           })
         end
         if kind == 'r' then retries = retries + 1 end
         blobs[#blobs + 1] = now + wait
-        blobs[#blobs + 1] = head .. reason .. '|' .. queued
+        blobs[#blobs + 1] = head .. attempt .. counts .. reason .. '|' .. queued
         new[i] = 'N' .. m
       end
     end

@@ -53,19 +53,47 @@ local now = floor(US / 1000)
 local limited = total > 0
 local moved, skipped, looked = 0, 0, 0
 local pauses = any_paused()
-local status = {} -- by group: {gone, paused}
+local now_text = string.format('%.0f', now)
+local status = {} -- by group: what group_status returns
 
--- group_status returns a table: gone, whether a group is deleted or cancelled, and paused, which is
--- false if it is not paused.
+-- group_status returns a table: gone, whether a group is deleted or cancelled; paused, which is
+-- false if it is not paused; named, the set of ordinals that choose has put into one of its lists;
+-- and pieces, the states that state_of has read.
 local function group_status(group)
   local s = status[group]
   if s == nil then
     local g = call('HMGET', B .. 'group:' .. group, 'status', 'paused')
-    s = { gone = not g[1] or g[1] == 'CANCELLED', paused = g[2] }
+    s = { gone = not g[1] or g[1] == 'CANCELLED', paused = g[2], named = {}, pieces = {} }
     status[group] = s
   end
   return s
 end
+
+-- state_of returns the state of a job. It reads those of its neighbours too, because jobs that ended
+-- together are often due together.
+local PIECE = 256
+local function state_of(j)
+  local pieces, n = group_status(j.group).pieces, floor(j.ordinal / PIECE)
+  if not pieces[n] then
+    pieces[n] = call('GETRANGE', B .. 'states:' .. j.group, n * PIECE * 2, (n + 1) * PIECE * 2 - 1)
+  end
+  local at = (j.ordinal - n * PIECE) * 2
+  return string.sub(pieces[n], at + 1, at + 2)
+end
+
+-- read is a quick parse: it reads only what promote needs, and leaves numbers that pass through as
+-- text. counts are the fields from retries to the wait for the fair queue. at and trace_at are where
+-- the queued blob and the trace begin.
+local function read(blob)
+  local group, typ, attempt, counts, losses, wr, wc, since, reason, at, ordinal, trace_at, trace = string.match(blob,
+    '^([^|]*)|([^|]*)|(%d+)(|%d+|%d+|(%d+)|%d+|)(%d+)|(%d+)|(%d+)|(%a?)|()(%d+)|%d+|()([^|]*)|')
+  if not group or #ordinal > 9 then return nil end -- more than states:GROUP can hold
+  return {
+    group = group, typ = typ, attempt = tonumber(attempt), counts = counts, losses = losses, wr = wr, wc = wc,
+    since = since, reason = reason, at = at, ordinal = tonumber(ordinal), trace_at = trace_at, trace = trace,
+  }
+end
+
 -- held_back says whether a job may not start because its group or its type is paused. It does not
 -- look at the tenant.
 local function held_back(j) return group_status(j.group).paused or (pauses and is_paused('y', j.typ)) end
@@ -83,7 +111,7 @@ local function bring_back(tenant)
   local page = call('ZRANGEBYSCORE', suspended, '-inf', upto, 'WITHSCORES', 'LIMIT', 0, most)
   local back, gone, stay, wanted, congested = {}, {}, {}, 0, 0
   for i = 1, #page, 2 do
-    local j = parse(page[i])
+    local j = read(page[i])
     if j and not held_back(j) then
       back[#back + 1], back[#back + 2], gone[#gone + 1] = page[i + 1], page[i], page[i]
       if j.reason == 'R' then wanted = wanted + 1 end
@@ -118,6 +146,7 @@ local due = call('ZRANGEBYSCORE', B .. 'non-ready', '-inf', now, 'LIMIT', 0, 64)
 -- By type: cap, as in ARGV; free, the free capacity of the ready stream; full, how many due jobs
 -- found it full; asked, the field due of load:TYPE when the call began.
 local cap, free, full, asked = {}, {}, {}, {}
+local any_full = false -- whether a due job has found its stream full
 for i = 11, #ARGV, 2 do cap[ARGV[i]] = tonumber(ARGV[i + 1]) end
 
 -- free_capacity returns how many jobs of a type may become ready. It reads the stream once in a
@@ -170,6 +199,14 @@ local function look(tenant)
   return t
 end
 
+-- found_full returns the type of a due job whose stream is full, as other jobs have found before; nil
+-- if read must look at the job. Such jobs may be many, and each call meets them again.
+local function found_full(blob)
+  local group, typ, losses = string.match(blob, '^([^|]*)|([^|]*)|%d+|%d+|%d+|(%d+)|')
+  local s = group and not pauses and status[group]
+  return s and not s.gone and not s.paused and full[typ] and free[typ] <= 0 and tonumber(losses) == 0 and typ or nil
+end
+
 -- choose decides what becomes of a tenant's due jobs and moves none of them. It counts in looked,
 -- skipped, denials, free and full, and it writes or deletes the tenant's field look. It returns
 -- these lists, and a time (ms) before which it makes no sense to look at the tenant again, or nil:
@@ -180,7 +217,7 @@ end
 --   unreadable  elements that are no jobs
 -- Due jobs that are in no list stay where they are.
 local function choose(tenant, t)
-  local set, named, not_before = B .. 'non-ready:' .. tenant, {}, nil
+  local set, not_before = B .. 'non-ready:' .. tenant, nil
   local c = { going = {}, dropped = {}, paused = {}, unreadable = {} }
   local offset = t.offset
   repeat
@@ -193,19 +230,20 @@ local function choose(tenant, t)
         return c, not_before
       end
       looked = looked + 1
-      local j = parse(blob)
-      if not j then
+      local j, typ = nil, any_full and found_full(blob)
+      if not typ then j = read(blob) end
+      if not typ and not j then
         c.unreadable[#c.unreadable + 1] = blob
       else
-        local job = j.group .. '.' .. j.ordinal
-        local state = call('GETRANGE', B .. 'states:' .. j.group, j.ordinal * 2, j.ordinal * 2 + 1)
-        if group_status(j.group).gone or named[job] or state ~= 'N' .. mark(j.attempt) then
+        local s = j and group_status(j.group)
+        if j and (s.gone or s.named[j.ordinal] or state_of(j) ~= 'N' .. mark(j.attempt)) then
           c.dropped[#c.dropped + 1] = { j, blob }
-        elseif held_back(j) then
+        elseif j and held_back(j) then
           c.paused[#c.paused + 1] = { j, blob }
-          named[job] = true
-        elseif free_capacity(j.typ) <= 0 and j.losses == 0 then
-          skipped, not_before, full[j.typ] = skipped + 1, not_before or now + full_wait, (full[j.typ] or 0) + 1
+          s.named[j.ordinal] = true
+        elseif not j or free_capacity(j.typ) <= 0 and tonumber(j.losses) == 0 then
+          typ, any_full = typ or j.typ, true
+          skipped, not_before, full[typ] = skipped + 1, not_before or now + full_wait, (full[typ] or 0) + 1
         elseif #c.going >= t.can then
           -- A tenant that was denied only because the global limit is spent keeps its place in the
           -- order of tenants: its score does not change.
@@ -214,7 +252,7 @@ local function choose(tenant, t)
           if own and not t.borrows then return c, math.ceil(t.next_at / 1000) end
           return c, (limited and g.left > 0) and now + full_wait or nil
         else
-          named[job] = true
+          s.named[j.ordinal] = true
           c.going[#c.going + 1] = { j, blob }
           free[j.typ] = free[j.typ] - 1
         end
@@ -225,22 +263,34 @@ local function choose(tenant, t)
   return c, not_before
 end
 
--- to_ready adds one job to its ready stream under its next attempt, and writes its state. It adds a
--- sampled job to traced. It changes the fields of j.
+-- to_ready adds one job to its ready stream under its next attempt. It adds a sampled job to traced.
 local function to_ready(tenant, j, blob)
-  local waited = math.max(0, now - j.since)
+  local waited, attempt, wr, wc = math.max(0, now - j.since), j.attempt + 1, j.wr, j.wc
   if j.reason == 'R' then
-    j.wr = j.wr + waited
+    wr = wr + waited
   elseif j.reason == 'A' or j.reason == 'E' or j.reason == 'G' then
-    j.wc = j.wc + waited
+    wc = wc + waited
   end
+  local queued = string.sub(blob, j.at)
   if j.trace ~= '' then
-    local since = string.format('%.0f', j.since)
-    j.trace = new_span(seed, j.group, j.ordinal, tenant, j.trace, since, now, j.attempt + 1, j.reason)
+    local trace = new_span(seed, j.group, j.ordinal, tenant, j.trace, j.since, now, attempt, j.reason)
+    queued = string.sub(blob, j.at, j.trace_at - 1) .. trace .. string.sub(blob, j.trace_at + #j.trace)
   end
-  j.attempt, j.since, j.reason = j.attempt + 1, now, ''
-  call('XADD', B .. 'ready:' .. j.typ, '*', 'j', compose(j, blob))
-  call('SETRANGE', B .. 'states:' .. j.group, j.ordinal * 2, 'R' .. mark(j.attempt))
+  local head = j.group .. '|' .. j.typ .. '|' .. attempt .. j.counts .. wr .. '|' .. wc .. '|' .. now_text .. '||'
+  call('XADD', B .. 'ready:' .. j.typ, '*', head, queued)
+end
+
+-- set_ready writes the states of a group's jobs that have become ready; attempts are their new ones,
+-- by ordinal. Jobs that are close are written at once.
+local function set_ready(group, ords, attempts)
+  local new, span = {}, nil
+  table.sort(ords)
+  for i, ordinal in ipairs(ords) do new[i] = 'R' .. mark(attempts[ordinal]) end
+  local lo, hi = ords[1], ords[#ords]
+  if hi - lo < math.min(SPAN, 32 * (#ords - 1)) then
+    span = call('GETRANGE', B .. 'states:' .. group, lo * 2, hi * 2 + 1)
+  end
+  store_states(group, ords, new, span)
 end
 
 -- promote_tenant carries out what choose has decided about a tenant's due jobs: it makes them ready
@@ -250,7 +300,7 @@ local function promote_tenant(tenant, t)
   local set = B .. 'non-ready:' .. tenant
   precheck('ZCARD', B .. 'suspended:' .. tenant)
   local c, not_before = choose(tenant, t)
-  local gone, load, ready, congested, wanted = c.unreadable, {}, {}, 0, 0
+  local gone, load, ready, attempts, congested, wanted = c.unreadable, {}, {}, {}, 0, 0
   local function leave(j, blob)
     gone[#gone + 1] = blob
     if is_congested(j.reason) then congested = congested + 1 end
@@ -268,13 +318,18 @@ local function promote_tenant(tenant, t)
     call('SADD', B .. 'suspended', tenant)
   end
   for _, d in ipairs(c.going) do
-    local group = d[1].group
-    ready[group] = (ready[group] or 0) + 1
-    leave(d[1], d[2])
-    unload(d[1])
-    to_ready(tenant, d[1], d[2])
+    local j = d[1]
+    if not ready[j.group] then ready[j.group], attempts[j.group] = {}, {} end
+    table.insert(ready[j.group], j.ordinal)
+    attempts[j.group][j.ordinal] = j.attempt + 1
+    leave(j, d[2])
+    unload(j)
+    to_ready(tenant, j, d[2])
   end
-  for group, n in pairs(ready) do add(B .. 'group:' .. group, 'non_ready', -n, 'ready', n) end
+  for group, ords in pairs(ready) do
+    set_ready(group, ords, attempts[group])
+    add(B .. 'group:' .. group, 'non_ready', -#ords, 'ready', #ords)
+  end
   if #gone > 0 then
     for typ, n in pairs(load) do
       call('HINCRBY', B .. 'load:' .. typ, 'non_ready', -n)

@@ -40,9 +40,11 @@ type Config struct {
 	OnPermits func(at int64, partition int, permits []ledger.Permit)
 }
 
-// batchPause is the shortest pause after a call that promoted jobs and left none that can be
-// promoted at once. The jobs that become due during the pause are promoted together.
-const batchPause = 10 * time.Millisecond
+// batchPause is the shortest pause after a call that met due jobs and left none that can be promoted
+// at once: the jobs that become due during the pause are promoted together. No wake token
+// ends it, because under load each report of failed jobs sends one. It is shorter than the time
+// after which admit keeps permits for due jobs (overdue in lua/parts/shares.lua).
+const batchPause = 15 * time.Millisecond
 
 // maxBatch and reclaimBatch are the most jobs that one script call promotes and reclaims.
 // consumerInterval is the time between two removals of consumers from the ready streams and the
@@ -160,14 +162,17 @@ func (p *partitionDispatcher) promote(ctx context.Context) (time.Duration, error
 	if released > 0 || r.Moved > 0 && r.Wait == 0 {
 		return 0, nil
 	}
-	shortest := time.Millisecond
-	if r.Moved > 0 {
-		shortest = batchPause
+	shortest, paused := time.Millisecond, time.Duration(0)
+	if r.Moved > 0 || r.Skipped > 0 {
+		shortest, paused = 0, batchPause
+		if err := redisx.Sleep(ctx, batchPause); err != nil {
+			return 0, nil
+		}
 	}
 	idle := time.Duration(-1)
 	for _, wait := range []time.Duration{next, r.Wait} {
-		if wait >= 0 && (idle < 0 || wait < idle) {
-			idle = max(wait, shortest)
+		if wait >= 0 && (idle < 0 || wait-paused < idle) {
+			idle = max(wait-paused, shortest)
 		}
 	}
 	if idle > p.cfg.Interval {

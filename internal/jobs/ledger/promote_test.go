@@ -194,6 +194,58 @@ func TestPromoteSuspectsBesideAFullReadyStream(t *testing.T) {
 	})
 }
 
+// TestPromoteSuspendsAndDropsBesideAFullReadyStream: due jobs of a paused group are suspended and
+// those of a cancelled group are dropped although the stream is full.
+func TestPromoteSuspendsAndDropsBesideAFullReadyStream(t *testing.T) {
+	both(t, func(w *world) {
+		for _, group := range []string{"a", "b", "c", "d"} {
+			w.nonReady(group, 3)
+		}
+		w.pause(ledger.PauseGroup, "b")
+		w.cancel("c")
+		w.eventually(func() bool {
+			r := w.promoteBelow(map[string]int{"T": 0}, noLimit)
+			require.Zero(w, r.Moved)
+			return r.Skipped == 6 // of a and d
+		})
+		require.EqualValues(w, 3, w.c.ZCard(w.Context(), w.p.SuspendedOf("acme")).Val())
+		require.EqualValues(w, 6, w.c.ZCard(w.Context(), w.p.NonReadyOf("acme")).Val())
+		w.promoteAll("T", 6)
+		require.Equal(w, "RRR NNN RRR", w.states("a")+" "+w.states("b")+" "+w.states("d"))
+	})
+}
+
+// TestPromoteStates: jobs of a group become ready wherever their states are, close together or far
+// apart, and the states between them stay.
+func TestPromoteStates(t *testing.T) {
+	onRedis(t, func(w *world) {
+		const n = 9000
+		w.fill("g", n, "acme", "T")
+		again := map[int64]bool{0: true, 3: true, 4: true, 255: true, 256: true, 5000: true, n - 1: true}
+		for begun := 0; begun < n; begun += 100 {
+			report := []ledger.GroupOutcome{{Group: "g"}}
+			for _, j := range w.begin("T", "c", 100) {
+				if again[j.Ordinal] {
+					report[0].Others = append(report[0].Others, other(ledger.OutcomeReleased, j, 0)[0].Others...)
+				}
+			}
+			if len(report[0].Others) > 0 {
+				w.outcome("T", report)
+			}
+		}
+		w.promoteAll("T", len(again))
+		states := []byte(strings.Repeat("I", n))
+		for ordinal := range again {
+			states[ordinal] = 'R'
+		}
+		require.Equal(w, string(states), w.states("g"))
+		for _, j := range w.read("T", "c") {
+			require.Equal(w, 2, j.Attempt)
+			require.True(w, again[j.Ordinal], j.Ordinal)
+		}
+	})
+}
+
 // TestPromoteBehindVeryManyThatAreBlocked: 1,050 due jobs of type T, whose ready stream is full,
 // are before a job of type U: more than one call can check. The job of type U becomes ready.
 func TestPromoteBehindVeryManyThatAreBlocked(t *testing.T) {
