@@ -273,12 +273,12 @@ end
 -- store_tenant stores what admit needs to charge a tenant: est, the mean run time of its jobs of
 -- the type, and owe, the run time that its jobs took beyond what was charged (it may be negative);
 -- a job costs at least 1 ms. It also counts ended jobs and stores pace, two marks of time and this
--- count, at least 5 s apart: from them follows the speed. It updates the variables est, the type's
--- mean run time, and quickest.
+-- count, at least 5 s apart: from them follows the speed. Ended jobs are no longer unfinished. It
+-- updates the variables est, the type's mean run time, and quickest.
 local PACE_MS = 5000
 local function store_tenant(tenant, took, ran, ended)
   local key = B .. 'tenant:' .. tenant
-  local t = call('HMGET', key, 'est:' .. typ, 'owe:' .. typ, 'ended', 'pace')
+  local t = call('HMGET', key, 'est:' .. typ, 'owe:' .. typ, 'ended', 'pace', 'unfinished')
   local had, set = tonumber(t[1] or charged), {}
   if ran > 0 then
     local mean = took / ran
@@ -292,6 +292,7 @@ local function store_tenant(tenant, took, ran, ended)
   if ended > 0 then
     local all = tonumber(t[3] or 0) + ended
     set[#set + 1], set[#set + 2] = 'ended', all
+    set[#set + 1], set[#set + 2] = 'unfinished', tonumber(t[5] or 0) - ended
     local _, _, newer = string.find(t[4] or '', '([^ ]+ [^ ]+)$')
     local at = tonumber(string.match(newer or '', '^[^ ]+') or nil)
     if not at or now - at >= PACE_MS then
@@ -308,27 +309,32 @@ for _ = 1, groups do
   arg = arg + 5
   local key = B .. 'group:' .. group
   local g = call('HMGET', key, 'tenant', 'status', 'round', 'types', 'sealed', 'accepted', 'done', 'failed',
-    'cancelled', 'aggregate')
+    'cancelled', 'aggregate', 'in_flight', 'ready', 'non_ready')
   local live, tenant = g[1] and g[2] ~= 'CANCELLED', g[1]
   local done, failed, non_ready, unstarted, readied = 0, 0, 0, 0, 0
   if live then
-    precheck('HLEN', B .. 'tenant:' .. tenant, B .. 'congestion:' .. tenant)
+    precheck('HLEN', B .. 'tenant:' .. tenant)
     precheck_rerank(g[4], factor)
   end
   if live and n_other > 0 then
     precheck_non_ready(tenant, typ)
     precheck_fail_job(group)
-    precheck('HLEN', B .. 'errors:' .. group)
+    precheck('HLEN', B .. 'errors:' .. group, B .. 'congestion:' .. tenant)
   end
   if n_done > 0 then done = store_done(group, live, tenant, g[10]) end
   if n_other > 0 then
     failed, non_ready, unstarted, readied = store_others(group, live, tenant, tonumber(g[3]), n_other)
   end
   if done + failed + non_ready > 0 then
-    add(key, 'in_flight', unstarted - done - failed - non_ready, 'ready', -unstarted, 'done', done, 'failed', failed,
-      'non_ready', non_ready)
+    local counts = {}
+    for field, change in pairs({
+      in_flight = { g[11], unstarted - done - failed - non_ready }, ready = { g[12], -unstarted }, done = { g[7], done },
+      failed = { g[8], failed }, non_ready = { g[13], non_ready },
+    }) do
+      if change[2] ~= 0 then counts[#counts + 1], counts[#counts + 2] = field, tonumber(change[1] or 0) + change[2] end
+    end
+    call('HSET', key, unpack(counts))
     if done + failed > 0 then
-      call('HINCRBY', B .. 'tenant:' .. tenant, 'unfinished', -done - failed)
       local ended = tonumber(g[7] or 0) + tonumber(g[8] or 0) + tonumber(g[9] or 0) + done + failed
       if g[5] and tonumber(g[6] or 0) <= ended then
         -- reduce ends a group whose last jobs are done. It stays dirty until then, but the watcher

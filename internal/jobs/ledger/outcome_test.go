@@ -30,7 +30,7 @@ func TestOutcomeDone(t *testing.T) {
 		entries := w.c.XRange(w.Context(), w.p.ResultStream(), "-", "+").Val()
 		require.Len(w, entries, 2, "one entry a group and batch")
 		require.Equal(w, map[string]any{"g": "g", "l": `{"ordinal":0}` + "\n" + `{"ordinal":1}`, "t": "", "p": "acme"}, entries[0].Values)
-		require.Equal(w, map[string]any{"g": "h", "l": `{"ordinal":0}` + "\n" + `{"ordinal":1}`, "t": "0 " + run[2].Trace}, entries[1].Values)
+		require.Equal(w, map[string]any{"g": "h", "l": `{"ordinal":0}` + "\n" + `{"ordinal":1}`, "t": "0 " + run[2].Trace, "p": "beta"}, entries[1].Values)
 		require.Zero(w, w.c.Exists(w.Context(), w.p.Payloads("h")).Val(), "what lay apart goes with its job")
 		require.Zero(w, w.c.XLen(w.Context(), w.p.Ready("T")).Val())
 		require.Equal(w, "0", w.c.HGet(w.Context(), w.p.Tenant("acme"), "unfinished").Val())
