@@ -164,9 +164,9 @@ func (p *partitionDispatcher) promote(ctx context.Context) (time.Duration, error
 	}
 	shortest, paused := time.Millisecond, time.Duration(0)
 	if r.Moved > 0 || r.Skipped > 0 {
-		shortest, paused = 0, batchPause
-		if err := redisx.Sleep(ctx, batchPause); err != nil {
-			return 0, nil
+		shortest, paused = 0, min(batchPause, p.cfg.Interval)
+		if err := redisx.Sleep(ctx, paused); err != nil {
+			return 0, err
 		}
 	}
 	idle := time.Duration(-1)

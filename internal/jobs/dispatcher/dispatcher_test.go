@@ -99,6 +99,35 @@ func TestNewDueTimeWakesTheDispatcher(t *testing.T) {
 	require.Less(t, time.Since(began), rounds*time.Second/2)
 }
 
+// TestPauseBetweenBatches: a wake token that comes while jobs are promoted does not end the pause
+// after them.
+func TestPauseBetweenBatches(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		type promoted struct {
+			at   int64 // µs
+			jobs int
+		}
+		calls := make(chan promoted, 1000)
+		ctx := context.WithoutCancel(w.T.Context())
+		cfg := config()
+		cfg.Interval = time.Minute
+		cfg.OnPermits = func(at int64, _ int, permits []ledger.Permit) {
+			calls <- promoted{at, len(permits)}
+			if len(permits) > 0 {
+				w.Conn.Cmd.LPush(ctx, w.P.Wake("dispatcher"), "1")
+			}
+		}
+		due := time.Now().Add(300 * time.Millisecond)
+		w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: []messages.Job{{RunAt: &due}}})
+		w.Run(dispatcher.New(stagetest.Process(w, "d"), cfg))
+		first := <-calls
+		for first.jobs == 0 {
+			first = <-calls
+		}
+		require.GreaterOrEqual(w.T, (<-calls).at-first.at, (14 * time.Millisecond).Microseconds())
+	})
+}
+
 func TestScheduledGroupStartsAtItsTime(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		at := time.Now().Add(300 * time.Millisecond)
