@@ -132,7 +132,7 @@ local function begin_group(group, begun)
     changes[i + 1] = string.format('%.0f', changes[i + 1])
     g[changes[i]] = changes[i + 1]
   end
-  move(group, g, hash, changes, layout, now, 'RUNNING')
+  move(group, g, hash, changes, layout, now, true)
 end
 
 for _ = 1, groups do

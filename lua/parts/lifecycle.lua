@@ -5,7 +5,7 @@
 --                                 is no group
 --   precheck_move()               reads the partition's keys that move writes. Groups that may end
 --                                 need precheck_last, too
---   move(group, g, hash, changes, layout, now, last)
+--   move(group, g, hash, changes, layout, now, early)
 --                                 makes all transitions; their number, and how many failures must
 --                                 be reduced before the group can end
 
@@ -21,14 +21,14 @@ local function precheck_move()
 end
 
 -- move makes the transitions CREATED → DISPATCHED → RUNNING → AGGREGATING → COMPLETED or FAILED that
--- a group's counts allow, none of them behind the state last, if given. g and hash are what
--- load_group returned, g with what the caller has changed; changes has these fields and values in
--- turn: move writes them to Redis, together with its own. Each transition is timestamped, never
+-- a group's counts allow; if early is true, only the first two. g and hash are what load_group
+-- returned, g with what the caller has changed; changes has these fields and values in turn: move
+-- writes them to Redis, together with its own. Each transition is timestamped, never
 -- before the last one: Redis's clock may go back. The events share one entry of the outbox in
 -- layout 2. Its copy of the hash is hash with the changes behind it: the last value of a field is
 -- valid. When a group ends, it is not paused any more; if its tenant has neither unfinished nor
 -- non-ready jobs then, the tenant becomes inactive, and its counters are reset (check_last).
-local function move(group, g, hash, changes, layout, now, last)
+local function move(group, g, hash, changes, layout, now, early)
   local key, moves, failures, ended = B .. 'group:' .. group, {}, 0, false
   local function n(field) return tonumber(g[field] or 0) end
   local function set(field, value)
@@ -43,7 +43,7 @@ local function move(group, g, hash, changes, layout, now, last)
     moves = {}
   end
   local made, failed, all_ended, at = 0, n('failed'), n('done') + n('failed') + n('cancelled') >= n('accepted'), nil
-  while g.status ~= last do
+  while g.status do
     local status, to = g.status, nil
     local unreduced = g.reduce_failures and n('failures_reduced') ~= failed
     if status == 'CREATED' and g.sealed and not g.requeue then
@@ -58,7 +58,7 @@ local function move(group, g, hash, changes, layout, now, last)
       local too_many = failed > 0 and failed / n('accepted') >= tonumber(g.failure_threshold or 1)
       if unreduced then failures = failed else to = too_many and 'FAILED' or 'COMPLETED' end
     end
-    if not to then break end
+    if not to or early and to ~= 'DISPATCHED' and to ~= 'RUNNING' then break end
     at = string.format('%.0f', math.max(now, n('at:' .. string.lower(status))))
     set('status', to)
     set('at:' .. string.lower(to), at)

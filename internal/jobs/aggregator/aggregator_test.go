@@ -105,6 +105,35 @@ func TestResultsBecomeTheAggregate(t *testing.T) {
 	})
 }
 
+// TestGroupsWithoutAggregates: in layout 2 they have no partial aggregates, in layout 1 they count
+// their results. Results that only seem to be of such a group are aggregated.
+func TestGroupsWithoutAggregates(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		ctx := context.WithoutCancel(w.T.Context())
+		submitCosts(w, "g", 23, 7)
+		entries, err := w.Conn.Cmd.XRange(ctx, w.P.ResultStream(), "-", "+").Result()
+		require.NoError(w.T, err)
+		for _, e := range entries {
+			require.Empty(w.T, e.Values["p"])
+			require.NoError(w.T, w.Conn.Cmd.XAdd(ctx, &redis.XAddArgs{Stream: w.P.ResultStream(),
+				Values: []any{"g", "g", "l", e.Values["l"], "t", "", "p", "acme"}}).Err())
+			require.NoError(w.T, w.Conn.Cmd.XDel(ctx, w.P.ResultStream(), e.ID).Err())
+		}
+		for _, layout := range []int{1, 2} {
+			w.Space.SetLayout(layout)
+			stop := runAggregator(w, config(), "a", reducer.NewRegistry())
+			w.Jobs(fmt.Sprint("plain", layout), "T", 3)
+			w.Admit("T")
+			w.Done("1", w.Take("T", "w", 3)...)
+			awaitEmptyStream(w)
+			stop()
+		}
+		awaitReduced(w, "g", 23)
+		require.EqualValues(w.T, 1, w.Conn.Cmd.Exists(ctx, w.P.Aggregate("plain1")).Val())
+		require.Zero(w.T, w.Conn.Cmd.Exists(ctx, w.P.Aggregate("plain2")).Val())
+	})
+}
+
 // TestTheEndOfAGroupEndsThePause: an aggregator that waits for more results takes the wake token that
 // the end of a group's jobs has left.
 func TestTheEndOfAGroupEndsThePause(t *testing.T) {

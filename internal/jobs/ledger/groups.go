@@ -52,10 +52,12 @@ type GroupFields struct {
 
 // Encode returns the fields as the group's hash stores them, for [CreateArgs].
 func (g *GroupFields) Encode() map[string]string {
-	f := map[string]string{
-		groupLane:         g.Lane,
-		groupName:         g.Name,
-		groupBasePriority: strconv.FormatFloat(g.BasePriority, 'f', -1, 64),
+	f := map[string]string{groupLane: g.Lane}
+	if g.Name != "" {
+		f[groupName] = g.Name
+	}
+	if g.BasePriority != 0 {
+		f[groupBasePriority] = strconv.FormatFloat(g.BasePriority, 'f', -1, 64)
 	}
 	if g.MaxRetries != nil {
 		f[groupMaxRetries] = strconv.Itoa(*g.MaxRetries)

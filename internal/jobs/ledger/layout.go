@@ -13,30 +13,31 @@ var Layout = layout.Part{Name: layout.Jobs, Oldest: 1, Newest: 2}
 // Group is the hash group:GROUP: what was asked for, the status and the counts.
 //
 //	field              unit  written by           meaning
-//	id                       create               the group's own id
-//	tenant                   create               the tenant that the group belongs to
-//	type                     create               the type of jobs that name none
-//	hash                     create               digest of the submission, by which a repetition
+//	id                       append               the group's own id
+//	tenant                   append               the tenant that the group belongs to
+//	type                     append               the type of jobs that name none
+//	hash                     append               digest of the submission, by which a repetition
 //	                                              is recognized
-//	name                     create               what the producer calls the group
-//	lane                     create               high, normal or low
-//	base_priority            create               the group's part of its priority, with
-//	                                              FAIR_QUEUE_POLICY=priority
-//	max_retries              create               most retries of a job; absent: the worker's
+//	name                     append               what the producer calls the group; absent: it
+//	                                              has no name
+//	lane                     append               high, normal or low
+//	base_priority            append               the group's part of its priority, with
+//	                                              FAIR_QUEUE_POLICY=priority; absent: 0
+//	max_retries              append               most retries of a job; absent: the worker's
 //	                                              default
-//	job_timeout        ms    create               how long a job may run; absent: the worker's
+//	job_timeout        ms    append               how long a job may run; absent: the worker's
 //	                                              default
-//	run_at             ms    create               no job starts before; absent: at once
-//	failure_threshold        create               part of the jobs (0 to 1): if as many or more
+//	run_at             ms    append               no job starts before; absent: at once
+//	failure_threshold        append               part of the jobs (0 to 1): if as many or more
 //	                                              have failed, the group is FAILED; absent: 1
-//	aggregate                create               the aggregates that were asked for, as JSON;
+//	aggregate                append               the aggregates that were asked for, as JSON;
 //	                                              absent: none
-//	total              jobs  create, seal         announced number of jobs; absent: none was
+//	total              jobs  append, seal         announced number of jobs; absent: none was
 //	                                              announced
-//	status                   create, advance,     CREATED … COMPLETED, FAILED or CANCELLED
+//	status                   append, advance,     CREATED … COMPLETED, FAILED or CANCELLED
 //	                         cancel, reopen
-//	round                    create, reopen       number of the present round, from 1
-//	at:STATUS          ms    create, advance,     when the group entered a status of this round,
+//	round                    append, reopen       number of the present round, from 1
+//	at:STATUS          ms    append, advance,     when the group entered a status of this round,
 //	                         cancel, reopen       in lower case
 //	started            ms    start, reopen        when the round's first job started; absent: none
 //	                                              has
@@ -61,7 +62,7 @@ var Layout = layout.Part{Name: layout.Jobs, Oldest: 1, Newest: 2}
 //	                                              want of a permit
 //	retries                  outcome              times that one of its jobs was retried, in all
 //	                                              rounds
-//	unique_keys        1     create               no two jobs have the same key; absent: they may
+//	unique_keys        1     append               no two jobs have the same key; absent: they may
 //	sweep                    cancel, sweep,       of a cancelled group: ordinal of the first job
 //	                         repair               that sweep has not looked at; absent: sweep has
 //	                                              completed
@@ -72,7 +73,7 @@ var Layout = layout.Part{Name: layout.Jobs, Oldest: 1, Newest: 2}
 //	reopened                 reopen               id of the request that opened the round
 //	retry                    reopen               which failed jobs the round runs, as JSON;
 //	                                              absent: all
-//	reduce_failures    1     create               an aggregate covers failed jobs; absent: none
+//	reduce_failures    1     append               an aggregate covers failed jobs; absent: none
 //	failures_reduced   jobs  reduce_failures,     how many failed jobs are in that aggregate;
 //	                         reopen               reopen deletes it
 //	results_expired    1     expire               the result lines were deleted, past their

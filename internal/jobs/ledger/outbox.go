@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -107,11 +108,12 @@ func outboxEntry(e redis.XMessage, id string) (OutboxEntry, map[string]string) {
 
 // setGroups sets After of each move: what the last one has left, without what came later.
 func (e *OutboxEntry) setGroups(hash map[string]string, parts groupParts) {
+	last := newGroup(hash, parts)
 	for i := len(e.Moves) - 1; i >= 0; i-- {
-		status := string(e.Moves[i].Status)
-		hash[groupStatus] = status
-		e.Moves[i].After = newGroup(hash, parts)
-		delete(hash, groupAt+strings.ToLower(status))
+		m := &e.Moves[i]
+		m.After = last
+		m.After.Status, m.After.Entered = m.Status, maps.Clone(last.Entered)
+		delete(last.Entered, strings.ToLower(string(m.Status)))
 	}
 }
 
