@@ -156,6 +156,34 @@ func TestGroupEndsAsCompletedOrFailed(t *testing.T) {
 	}
 }
 
+// TestGroupsThatEndedWithoutAWatcher: many groups have ended while no watcher ran. The first one that
+// starts publishes all their events, each group's in the order of its states, while other groups
+// advance, and leaves the outbox empty.
+func TestGroupsThatEndedWithoutAWatcher(t *testing.T) {
+	w := stagetest.Parallel(t, 1)
+	const n = 400
+	for i := range n {
+		w.Jobs(fmt.Sprint("g", i), "T", 1)
+	}
+	for range n / 100 {
+		w.Finish("T")
+	}
+	w.Jobs("other", "T", 1)
+	w.Admit("T")
+	w.Fail("BOOM", w.Take("T", "c", 1)...)
+	run(w, watcher.Config{}, "w")
+	awaitIDs(w, "other", "1.created", "1.dispatched", "1.running", "1.aggregating", "1.failed")
+	w.Await("an empty outbox", func() bool { return w.Conn.Cmd.XLen(context.WithoutCancel(t.Context()), w.P.Outbox()).Val() == 0 })
+	byGroup := map[string][]string{}
+	for _, e := range events(w) {
+		byGroup[e.Group.ID] = append(byGroup[e.Group.ID], e.Type)
+		require.Equal(t, e.Type, "group."+strings.ToLower(string(e.Group.Status)))
+	}
+	for i := range n {
+		require.Equal(t, []string{"group.created", "group.dispatched", "group.running", "group.aggregating", "group.completed"}, byGroup[fmt.Sprint("g", i)])
+	}
+}
+
 // TestRepeatedEventHasTheSameID: an entry of the outbox comes a second time, as after a watcher
 // that died after it had published the event. The event is published again with the same id and
 // content.
