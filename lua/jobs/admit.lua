@@ -143,6 +143,7 @@ local g = global(total, tonumber(ARGV[9]), ARGV[10])
 local limited = total > 0
 local any_due = limited and count_due(g, now)
 local lanes = call('HMGET', fair, 't:high', 't:normal', 't:low', 'v', 'gen')
+local gen, tags = lanes[5], {} -- tags: fields of fair:TYPE to write at the end
 -- Each table is by lane. tag: its start tag; entitled: how many tenants are in fair:TYPE:LANE, with
 -- permits of their own; borrowing: how many are in over:TYPE:LANE.
 local tag, entitled, borrowing = {}, {}, {}
@@ -215,7 +216,7 @@ local function leave_lanes(tenant)
     local own = call('ZSCORE', fair .. ':' .. l, tenant)
     local borrowed = call('ZSCORE', over .. ':' .. l, tenant)
     if own or borrowed then
-      leave_lane(typ, l, tenant, own or borrowed)
+      leave_lane(typ, l, tenant, own or borrowed, gen)
       count_left(l, own and 'fair' or 'over')
     end
   end
@@ -228,7 +229,7 @@ local function group_of(t, lane, start, set)
   if t.paused then return leave_lanes(t.name) end
   local group, n = next_group(lane, t.name)
   if not group then
-    leave_lane(typ, lane, t.name, start)
+    leave_lane(typ, lane, t.name, start, gen)
     count_left(lane, set)
   end
   return group, n
@@ -255,7 +256,7 @@ local function rate_limit_tenant(t, lane, group, n)
         call('HSET', B .. 'congestion:' .. t.name, 'last', now)
         call('PEXPIRE', B .. 'congestion:' .. t.name, keep)
       end
-      if gone > went then activate(t.name, went - gone) end
+      if gone > went then activate(t.name, went - gone, t.weight) end
       non_ready = non_ready + went
     end
     rate_bound(t.key, t.rd, now)
@@ -272,17 +273,19 @@ local function admit_jobs(t, lane, group, n, k)
   if limited then k = math.min(k, g.left) end
   local went, gone = take(group, k, to_ready(group, t.name, t.bound))
   local empty = count_taken(group, lane, t.name, 'ready', went, gone, n)
-  activate(t.name, -gone)
+  activate(t.name, -gone, t.weight)
   spend_permits(g, t, went)
   moved = moved + went
   return went, empty
 end
 
 -- charge_lane adds the run time of `went` jobs, divided by the lane's weight, to the start tag of
--- the lane: start-time fair queueing (Goyal, Vin, Cheng 1996). The caller stores the tag.
+-- the lane: start-time fair queueing (Goyal, Vin, Cheng 1996).
 local function charge_lane(t, lane, went)
+  gen = gen or string.format('%.0f', now)
   virtual = math.max(tag[lane], virtual)
   tag[lane] = virtual + went * t.cost * t.weight / weights[lane]
+  tags.v, tags.gen, tags['t:' .. lane] = virtual, gen, tag[lane]
 end
 
 -- charge adds the work of `went` jobs to the start tags of the lane and of the tenant. It also
@@ -294,9 +297,9 @@ local function charge(t, lane, start, went, empty, from, to)
   if t.owe ~= 0 then call('HSET', t.key, 'owe:' .. typ, math.min(0, cost) * t.weight) end
   cost = math.max(0, cost)
   charge_lane(t, lane, went)
-  call('HSET', fair, 'v', virtual, 't:' .. lane, tag[lane], 'v:' .. lane, start, 'gen', lanes[5] or now)
+  tags['v:' .. lane] = start
   if empty then
-    leave_lane(typ, lane, t.name, start + cost)
+    leave_lane(typ, lane, t.name, start + cost, gen)
     count_left(lane, from)
   else
     call('ZADD', (to == 'over' and over or fair) .. ':' .. lane, start + cost, t.name)
@@ -529,9 +532,8 @@ local function by_priority()
       elseif not t.can or t.can > 0 then
         local went, empty = admit_jobs(t, lane, group, n, math.min(capacity - moved, PICK, t.can or PICK))
         charge_lane(t, lane, went)
-        call('HSET', fair, 'v', virtual, 't:' .. lane, tag[lane], 'gen', lanes[5] or now)
         local start = empty and in_lane(typ, lane, tenant)
-        if start then leave_lane(typ, lane, tenant, start) end
+        if start then leave_lane(typ, lane, tenant, start, gen) end
       else
         rate_limit_tenant(t, lane, group, n)
       end
@@ -545,6 +547,10 @@ elseif by_fairness() and elastic and limited then
   by_borrowing()
 end
 
+local changes = {}
+for field, value in pairs(tags) do changes[#changes + 1], changes[#changes + 2] = field, value end
+if #changes > 0 then call('HSET', fair, unpack(changes)) end
+if taken > 0 then call('HINCRBY', load_key, 'waiting', -taken) end
 if moved > 0 then
   if state == 'EMPTY' or state == 'FULL' then state = 'OK' end
   if moved >= free then

@@ -15,10 +15,13 @@
 --   to_ready(group, tenant, bound)             a place function: the ready stream
 --   to_non_ready(group, tenant, bound, due)    a place function: the non-ready jobs
 --   count_taken(group, lane, tenant, field, went, gone, n)
---                                              writes the counters after a take
+--                                              writes the counters after a take, but those of
+--                                              load:TYPE:
+--   taken                                      how many jobs have left their queues
 
 local typ, stream, fair, load_key, seed, now, by_group
 local next_group, take, to_ready, to_non_ready, count_taken
+local taken = 0
 
 do
   local match, find, sub, rep = string.match, string.find, string.sub, string.rep
@@ -136,12 +139,13 @@ do
   -- the jobs of a segment to their new location and returns their new state. take quarantines
   -- elements that can't be read, and drops jobs that do not wait any more. It returns how many jobs
   -- it moved, and how many elements it removed from the queue.
+  local counts -- of the group, before the take
   function take(group, k, place)
     local queue = B .. 'queue:' .. group .. ':' .. typ
     local popped = call('LRANGE', queue, 0, k - 1)
     local all, unreadable = segments(popped)
     local went = 0
-    precheck('HLEN', B .. 'group:' .. group)
+    counts = call('HMGET', B .. 'group:' .. group, 'waiting', 'ready', 'non_ready')
     if #all > 0 then went = take_whole(group, all, place, popped) or take_each(group, all, place, popped) end
     for _, blob in ipairs(unreadable) do quarantine('queue:' .. group .. ':' .. typ, blob) end
     call('LTRIM', queue, #popped, -1)
@@ -196,14 +200,17 @@ do
     end
   end
 
-  -- count_taken writes the group's and the type's counts and the fair queue after a take: went jobs
+  -- count_taken writes the group's counts and the fair queue after a take: went jobs
   -- moved to the state that field names, gone elements left the queue, which had n. It removes a
   -- group without waiting jobs from the fair queue, but not the tenant from its lane. It returns
   -- true if no group of the tenant is left in the lane.
   function count_taken(group, lane, tenant, field, went, gone, n)
     local of = fair .. ':' .. lane .. ':' .. tenant
-    add(B .. 'group:' .. group, 'waiting', -went, field, went)
-    call('HINCRBY', load_key, 'waiting', -gone)
+    if went > 0 then
+      call('HSET', B .. 'group:' .. group, 'waiting', tonumber(counts[1] or 0) - went,
+        field, tonumber(counts[field == 'ready' and 2 or 3] or 0) + went)
+    end
+    taken = taken + gone
     if gone < n then
       call('ZINCRBY', of, -gone * AGE_MS, group)
       return false

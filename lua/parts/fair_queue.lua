@@ -4,7 +4,7 @@
 --   AGE_MS                                               age that counts as one waiting job, ms
 --   precheck_enqueue(typ, lane, tenant)                  reads what enqueue and withdraw write
 --   enter_lanes(typ, tenant, factor, absent)             adds a tenant to all lanes where it waits
---   leave_lane(typ, lane, tenant, tag)                   removes a tenant, and keeps its tag
+--   leave_lane(typ, lane, tenant, tag, gen)              removes a tenant, and keeps its tag
 --   in_lane(typ, lane, tenant)                           the tenant's start tag, or false
 --   enqueue(typ, lane, tenant, group, n, now, factor, fresh)
 --                                                        adds a group with n waiting jobs
@@ -37,9 +37,10 @@ local function enter_lane(typ, lane, tenant)
   end
   call('ZADD', B .. 'fair:' .. typ .. ':' .. lane, tag, tenant)
 end
--- leave_lane removes a tenant from a lane and stores its start tag for its return.
-local function leave_lane(typ, lane, tenant, tag)
-  local gen = call('HGET', B .. 'fair:' .. typ, 'gen') or '0'
+-- leave_lane removes a tenant from a lane and stores its start tag for its return. gen is the
+-- type's generation; nil: leave_lane reads it.
+local function leave_lane(typ, lane, tenant, tag, gen)
+  gen = gen or call('HGET', B .. 'fair:' .. typ, 'gen') or '0'
   call('HSET', B .. 'tenant:' .. tenant, 'tag:' .. typ .. ':' .. lane, gen .. ' ' .. tag)
   if call('ZREM', B .. 'fair:' .. typ .. ':' .. lane, tenant) == 0 then
     call('ZREM', B .. 'over:' .. typ .. ':' .. lane, tenant)

@@ -2,9 +2,9 @@
 -- NEEDS  base
 -- OFFERS
 --   precheck_activate(tenant)    reads the keys that activate, set_active and set_inactive write
---   activate(tenant, n)          counts n more jobs that want a permit
+--   activate(tenant, n, weight)  counts n more jobs that want a permit
 --   set_active(tenant)           adds the tenant to the active ones, unless it is paused
---   set_inactive(tenant)         removes the tenant from them
+--   set_inactive(tenant, weight) removes the tenant from them
 --   extra_weight(weight)         the weight minus 1, in thousandths; without a weight 0
 --   forget_tenant(tenant)        deletes a tenant without groups, settings, pause, unfinished jobs
 --   precheck_last(tenant)        reads the keys that check_last writes
@@ -24,18 +24,19 @@ local function set_active(tenant)
   if t[2] or call('SADD', B .. 'active', tenant) == 0 then return end
   add(B .. 'rate', 'xw', extra_weight(t[1]))
 end
-local function set_inactive(tenant)
+local function set_inactive(tenant, weight)
   if call('SREM', B .. 'active', tenant) == 0 then return end
-  add(B .. 'rate', 'xw', -extra_weight(call('HGET', B .. 'tenant:' .. tenant, 'weight')))
+  add(B .. 'rate', 'xw', -extra_weight(weight or call('HGET', B .. 'tenant:' .. tenant, 'weight')))
 end
 
 -- activate adds n, which may be negative, to the number of a tenant's jobs that want a permit. The
--- tenant becomes active with its first such job, and inactive with its last one.
-local function activate(tenant, n)
+-- tenant becomes active with its first such job, and inactive with its last one. weight is the
+-- tenant's weight, if the caller knows it.
+local function activate(tenant, n, weight)
   if n == 0 then return end
   local left = call('HINCRBY', B .. 'tenant:' .. tenant, 'active', n)
   if left > 0 and left <= n then set_active(tenant) end
-  if left <= 0 then set_inactive(tenant) end
+  if left <= 0 then set_inactive(tenant, weight) end
 end
 
 -- forget_tenant deletes the hash of a tenant and removes the tenant from the sorted set tenants. It
