@@ -223,7 +223,8 @@ local function read_group(at)
     local list, set, job_keys = {}, {}, {}
     if not g[13] or n == 0 then return list, set end
     for i = 1, n do job_keys[i] = key_of(i - 1) end
-    local known, here = call('HMGET', B .. 'keys:' .. group, unpack(job_keys)), {}
+    -- A new group has no jobs: keys that are there were left by an interrupted script.
+    local known, here = fresh and {} or call('HMGET', B .. 'keys:' .. group, unpack(job_keys)), {}
     for i, job_key in ipairs(job_keys) do
       if job_key ~= '' and (known[i] or new_keys[job_key] or here[job_key]) then
         list[#list + 1], set[i - 1] = i - 1, true
@@ -391,6 +392,7 @@ local function read_group(at)
       wake('dispatcher')
     end
     if n > 0 then call('SETRANGE', B .. 'states:' .. group, first * 2, table.concat(states)) end
+    add(B .. 'tenant:' .. tenant, 'unfinished', n)
     if pieces then set('pieces', pieces) end
     if mode ~= '' and any_accepted then set('submitted', 1) end
     if sealing then set('sealed', 1) end
@@ -407,7 +409,6 @@ local function read_group(at)
     for _, typ in ipairs(order) do
       if #queues[typ] > 0 and not held then enqueue(typ, lane, tenant, group, #queues[typ], now, factor, fresh) end
     end
-    add(B .. 'tenant:' .. tenant, 'unfinished', n)
     if not held then activate(tenant, waiting) end
     if #entries > 0 then call('ZADD', B .. 'entries', unpack(entries)) end
     if #messages > 0 then call('ZADD', B .. 'messages', unpack(messages)) end

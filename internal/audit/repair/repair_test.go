@@ -220,10 +220,12 @@ func TestTornSubmit(t *testing.T) {
 			w := audittest.New(t, server.URL(), command+":", 1)
 			torn := audittest.New(t, strings.Replace(server.URL(), "redis://", "redis://"+command+":secret@", 1), command+":", 1)
 			p := w.Space.Partition(0)
+			keyed := audittest.Jobs(2)
+			keyed[0].Key, keyed[1].Key = "a", "b"
 			submit := func(w *audittest.World, id string) (ledger.AppendResult, error) {
 				all, err := ledger.Submit(w.Context(), w.C, p, []ledger.AppendArgs{{
-					Group: id, Limit: 10, Mode: ledger.AppendSeal, Request: ledger.SubmissionPrefix + "0", Jobs: audittest.Jobs(2),
-					Create: &ledger.CreateArgs{Group: id, Tenant: "acme", Type: "T", Hash: "h", Fields: map[string]string{"lane": "normal"}, Own: true},
+					Group: id, Limit: 10, Mode: ledger.AppendSeal, Request: ledger.SubmissionPrefix + "0", Jobs: keyed,
+					Create: &ledger.CreateArgs{Group: id, Tenant: "acme", Type: "T", Hash: "h", Fields: map[string]string{"lane": "normal", "unique_keys": "1"}, Own: true},
 				}})
 				if err != nil {
 					return ledger.AppendResult{}, err

@@ -300,6 +300,13 @@ func TestMemoryIsBounded(t *testing.T) {
 	require.ErrorAs(t, err, &full)
 	require.Equal(t, "Redis is out of memory", full.Reason)
 	refused := fmt.Sprint("g", submitted)
+	// So it does for a group whose owner another partition keeps.
+	many := stagetest.New(t, server.URL(), "m:", 4)
+	for i := range 4 {
+		_, err = many.Store.Submit(stagetest.Trusted(t), &messages.SubmitGroup{ID: fmt.Sprint("g", i), Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(1)}, now)
+		require.ErrorAs(t, err, &full)
+		require.Equal(t, "Redis is out of memory", full.Reason)
+	}
 
 	keys, err := w.Conn.Cmd.Keys(stagetest.Trusted(t), "ballast*").Result()
 	require.NoError(t, err)

@@ -285,13 +285,19 @@ type OwnerClaim struct {
 // trip, and sets the error of each claim. Two tenants can't own the same group. It returns the first
 // error of Redis. Twice: the second call finds the owners.
 func RegisterOwners(ctx context.Context, c redis.Cmdable, claims []OwnerClaim) error {
-	owners, err := pipelined(ctx, c, claims, func(pipe redis.Pipeliner, o OwnerClaim) *redis.StringCmd {
-		pipe.SetNX(ctx, o.Partition.Owner(o.Group), o.Tenant, 0)
-		return pipe.Get(ctx, o.Partition.Owner(o.Group))
+	type replies struct {
+		set   *redis.BoolCmd
+		owner *redis.StringCmd
+	}
+	reads, err := pipelined(ctx, c, claims, func(pipe redis.Pipeliner, o OwnerClaim) replies {
+		key := o.Partition.Owner(o.Group)
+		return replies{pipe.SetNX(ctx, key, o.Tenant, 0), pipe.Get(ctx, key)}
 	})
-	for i, owner := range owners {
-		o := &claims[i]
+	for i, r := range reads {
+		o, owner := &claims[i], r.owner
 		switch o.Err = owner.Err(); {
+		case errors.Is(o.Err, redis.Nil) && r.set.Err() != nil:
+			o.Err = r.set.Err()
 		case errors.Is(o.Err, redis.Nil):
 			o.Err = fmt.Errorf("group %s: its owner was deleted meanwhile: %w", o.Group, api.ErrUnavailable)
 		case o.Err == nil && owner.Val() != o.Tenant:

@@ -63,7 +63,16 @@ func (a *advancer) advanceAll(ctx context.Context, ids []string) error {
 	var oom error
 	for chunk := range slices.Chunk(ids, ledger.MaxAdvance) {
 		replies, err := ledger.Advance(ctx, a.Conn.Cmd, a.Partition, chunk...)
-		if err != nil {
+		if err != nil && !endsStep(ctx, err) && !call.IsOOM(err) { // one group must not hold up the others
+			replies = make([]ledger.AdvanceReply, len(chunk))
+			for i, id := range chunk {
+				if one, err := ledger.Advance(ctx, a.Conn.Cmd, a.Partition, id); err != nil {
+					replies[i].Err = err
+				} else {
+					replies[i] = one[0]
+				}
+			}
+		} else if err != nil {
 			return err
 		}
 		for i, r := range replies {

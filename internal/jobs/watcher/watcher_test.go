@@ -184,6 +184,23 @@ func TestGroupsThatEndedWithoutAWatcher(t *testing.T) {
 	}
 }
 
+// TestASpoiledGroupHoldsUpNoOther: another program has spoiled the hash of a group. The other groups
+// advance.
+func TestASpoiledGroupHoldsUpNoOther(t *testing.T) {
+	w := stagetest.Parallel(t, 1)
+	for _, id := range []string{"no-tenant", "no-number", "g"} {
+		w.Jobs(id, "T", 1)
+		require.NoError(t, w.Conn.Cmd.SAdd(t.Context(), w.P.Dirty(), id).Err())
+	}
+	require.NoError(t, w.Conn.Cmd.HDel(t.Context(), w.P.Group("no-tenant"), "tenant").Err())
+	require.NoError(t, w.Conn.Cmd.HSet(t.Context(), w.P.Group("no-number"), "failed", "many").Err())
+	run(w, watcher.Config{Interval: 10 * time.Millisecond}, "w")
+	awaitIDs(w, "g", "1.created", "1.dispatched")
+	w.Await("the group to be advanced", func() bool {
+		return !w.Conn.Cmd.SIsMember(context.WithoutCancel(t.Context()), w.P.Dirty(), "g").Val()
+	})
+}
+
 // TestRepeatedEventHasTheSameID: an entry of the outbox comes a second time, as after a watcher
 // that died after it had published the event. The event is published again with the same id and
 // content.
