@@ -302,6 +302,14 @@ func (p *partitionReducer) reduceTogether(ctx context.Context, batches []*batch)
 			return nil
 		}
 		replies, err := ledger.Reduce(ctx, p.Conn.Cmd, p.partition, args...)
+		if err != nil && len(left) > 1 && !call.IsUnavailable(err) { // one of the groups may be to blame
+			for i := range left {
+				if err := p.reduceTogether(ctx, left[i:i+1]); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
 		for i, b := range left {
 			var r ledger.ReduceReply
 			each := err
@@ -434,7 +442,9 @@ func (p *partitionReducer) quarantine(ctx context.Context, b *batch, reason erro
 	p.Tel.Log.Warn("quarantined an unreadable results entry",
 		"partition", p.partition.Index(), "entry", e.ID, "reason", reason)
 	to := stream.Quarantine{Key: p.partition.Quarantine(), Source: "results"}
-	return p.reader.Quarantine(ctx, p.partition.ResultStream(), to, e, reason)
+	err := p.reader.Quarantine(ctx, p.partition.ResultStream(), to, e, reason)
+	b.done = err == nil
+	return err
 }
 
 // cachedGroup is what this process keeps in memory of a group: this process's partial aggregate, so

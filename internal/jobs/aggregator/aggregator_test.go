@@ -134,6 +134,24 @@ func TestGroupsWithoutAggregates(t *testing.T) {
 	})
 }
 
+// TestASpoiledGroupHoldsUpNoOther: a group whose hash lacks its tenant makes a script call fail; the
+// others of the call are reduced all the same.
+func TestASpoiledGroupHoldsUpNoOther(t *testing.T) {
+	w := stagetest.Parallel(t, 1)
+	ctx := context.WithoutCancel(t.Context())
+	for _, id := range []string{"a", "spoiled", "z"} {
+		w.Jobs(id, "T", 1)
+	}
+	w.Admit("T")
+	w.Done("1", w.Take("T", "w", 3)...)
+	require.NoError(t, w.Conn.Cmd.HDel(ctx, w.P.Group("spoiled"), "tenant").Err())
+	runAggregator(w, config(), "a", reducer.NewRegistry())
+	for _, id := range []string{"a", "z"} {
+		w.Await("the end of "+id, func() bool { return w.Group(id).Status == api.StatusCompleted })
+	}
+	require.EqualValues(t, 1, w.Conn.Cmd.XLen(ctx, w.P.ResultStream()).Val())
+}
+
 // TestTheEndOfAGroupEndsThePause: an aggregator that waits for more results takes the wake token that
 // the end of a group's jobs has left.
 func TestTheEndOfAGroupEndsThePause(t *testing.T) {
