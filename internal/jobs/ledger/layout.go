@@ -34,19 +34,20 @@ var Layout = layout.Part{Name: layout.Jobs, Oldest: 1, Newest: 2}
 //	                                              absent: none
 //	total              jobs  append, seal         announced number of jobs; absent: none was
 //	                                              announced
-//	status                   append, advance,     CREATED … COMPLETED, FAILED or CANCELLED
+//	status                   append, start,       CREATED … COMPLETED, FAILED or CANCELLED
+//	                         reduce, advance,
 //	                         cancel, reopen
 //	round                    append, reopen       number of the present round, from 1
-//	at:STATUS          ms    append, advance,     when the group entered a status of this round,
-//	                         cancel, reopen       in lower case
+//	at:STATUS          ms    like status          when the group entered a status of this round,
+//	                                              in lower case
 //	started            ms    start, reopen        when the round's first job started; absent: none
 //	                                              has
 //	sealed             1     append, seal, cancel no more jobs come; absent: some may
 //	submitted          1     append               the submission's last piece is stored
 //	pieces                   append               how many pieces of the submission are stored
 //	types                    append               the types of its jobs, divided by bars
-//	paused             1     pause, advance,      no job starts; absent: jobs may. advance and
-//	                         cancel               cancel delete it when the group ends
+//	paused             1     pause, reduce,       no job starts; absent: jobs may. reduce, advance
+//	                         advance, cancel      and cancel delete it when the group ends
 //	accepted           jobs  append               all jobs that the group has got
 //	waiting            jobs  the transitions      its jobs in this state. The next six are alike;
 //	                                              the sum of the seven is accepted. repair

@@ -1,11 +1,11 @@
-// Package watcher is the role that moves groups through their states and publishes an event for
-// each move. It also completes cancellations and reopenings that another process left unfinished,
-// fails jobs of types that no worker serves, deletes data whose retention is over, and audits the
-// data.
+// Package watcher is the role that publishes an event for each state that a group enters, and moves
+// groups which the scripts start and reduce have not moved. It also completes cancellations and
+// reopenings that another process left unfinished, fails jobs of types that no worker serves,
+// deletes data whose retention is over, and audits the data.
 //
 // Several watcher processes may run. For each partition one of them is the leader and does all the
-// work; a leader lease with a fencing number makes Redis refuse to advance or delete groups for a
-// process that has lost its leadership.
+// work; a leader lease with a fencing number makes Redis refuse to delete groups for a process that
+// has lost its leadership. Moving a group needs none: a transition depends on the group alone.
 package watcher
 
 import (
