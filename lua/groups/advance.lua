@@ -40,13 +40,11 @@ local replies = {}
 for i = 2, #ARGV do
   local group = ARGV[i]
   local g, hash = guarded(read, group)
-  local refused = g[1] and g
-  if not refused then
+  replies[i - 1] = g
+  if hash then
     local moved, failures = move(group, g, hash, {}, layout, now)
     if g.status ~= 'CANCELLED' or failures == 0 then clean[#clean + 1] = group end
     replies[i - 1] = { 'OK', moved, failures, tonumber(g.round or 0) }
-  else
-    replies[i - 1] = refused
   end
 end
 if #clean > 0 then call('SREM', B .. 'dirty', unpack(clean)) end
