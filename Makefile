@@ -13,7 +13,7 @@ TEST       = $(shell go list ./... | grep -vE '/tests/(integration|chaos|browser
 RACE      := ./client/... ./entry ./guard ./processor/... ./run ./internal/access/... ./internal/calls/lending ./internal/process/app \
 	./internal/process/roles ./internal/redisx ./internal/redisx/stream ./internal/redisx/wm ./internal/room/broker \
 	./internal/room/entrytoken ./internal/room/position ./internal/room/roomapi ./internal/stage/... ./internal/telemetry ./internal/web/... \
-	$(addprefix ./internal/jobs/,aggregator dispatcher fetcher groups/... ingest watcher worker)
+	$(addprefix ./internal/jobs/,aggregator callbacks dispatcher fetcher groups/... ingest watcher worker)
 TESTFLAGS ?=
 FUZZTIME  ?= 10s
 SOAKTIME  ?= 10m

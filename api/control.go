@@ -15,8 +15,9 @@ const (
 	WhyRetry       = "retry"        // the job's last attempt failed; the job waits for its next attempt
 	WhyCongestion  = "congestion"   // a downstream API asked to wait before it is called again
 	WhyResource    = "resource"     // something that the job needs is busy, such as an account
-	WhyRate        = "rate"         // the tenant's rate limit or the global limit has no permit left
+	WhyRate        = "rate"         // the rate limit of the tenant, of the type or of all jobs has no permit left
 	WhyCapacity    = "capacity"     // all slots of the workers that serve the job's type are busy
+	WhyInFlight    = "in_flight"    // as many jobs of its type or tenant are ready or running as may be
 	WhyFairness    = "fairness"     // nothing holds the job up: other jobs are to be served before it
 )
 
@@ -43,7 +44,7 @@ type Why struct {
 // WhyLimit is a rate limit whose next permit a job waits for.
 type WhyLimit struct {
 	// Scope is "tenant" (the tenant's own limit), "share" (its part of the global
-	// limit) or "global".
+	// limit), "type" (the limit of the job's type) or "global".
 	Scope    string  `json:"scope"`
 	RPS      float64 `json:"rps"`       // permits per second; with Scope global, those of all partitions
 	WindowMS int64   `json:"window_ms"` // length of the limit's window
@@ -71,6 +72,8 @@ type TenantSettings struct {
 	Weight *float64 `json:"weight,omitempty"`
 	// BasePriority is added to the base priority of the tenant's groups; from -1e15 to 1e15.
 	BasePriority *int64 `json:"base_priority,omitempty"`
+	// InFlight is how many of the tenant's jobs may be ready or running at once, from 1 to 1e6.
+	InFlight *int64 `json:"in_flight,omitempty"`
 }
 
 // TenantPatch changes some of a tenant's settings. The zero value of a field leaves the setting as
@@ -79,6 +82,7 @@ type TenantPatch struct {
 	RPS          Change[float64] `json:"rps,omitzero"`
 	Weight       Change[float64] `json:"weight,omitzero"`
 	BasePriority Change[int64]   `json:"base_priority,omitzero"`
+	InFlight     Change[int64]   `json:"in_flight,omitzero"`
 }
 
 // Change is a change of one setting. Its JSON is the new value, or null for the default. The zero
@@ -107,13 +111,17 @@ func (c *Change[T]) UnmarshalJSON(b []byte) error {
 type Tenant struct {
 	ID string `json:"id"`
 	// RPS is null when the tenant has no limit of its own, only a share of the global one.
-	RPS           *float64     `json:"rps"`
-	Weight        float64      `json:"weight"`
-	BasePriority  *int64       `json:"base_priority"`
-	Paused        bool         `json:"paused"`
-	Active        bool         `json:"active"`          // the tenant is not paused and has jobs that want a permit
-	Unfinished    int64        `json:"unfinished"`      // jobs that have not ended
-	NonReady      int64        `json:"non_ready"`       // jobs of these that are non-ready or suspended
+	RPS          *float64 `json:"rps"`
+	Weight       float64  `json:"weight"`
+	BasePriority *int64   `json:"base_priority"`
+	Paused       bool     `json:"paused"`
+	Active       bool     `json:"active"`     // the tenant is not paused and has jobs that want a permit
+	Unfinished   int64    `json:"unfinished"` // jobs that have not ended
+	NonReady     int64    `json:"non_ready"`  // jobs of these that are non-ready or suspended
+	// InFlight is the bound of TenantSettings, null without one; InFlightNow is then how many of its
+	// jobs count now, otherwise 0.
+	InFlight      *int64       `json:"in_flight"`
+	InFlightNow   int64        `json:"in_flight_now"`
 	JobsPerSecond float64      `json:"jobs_per_second"` // how many of its jobs end per second now
 	Window        TenantWindow `json:"window"`
 	// ActiveTenants counts the active tenants in the tenant's partition, among which the

@@ -27,3 +27,15 @@ func TestValidID(t *testing.T) {
 		require.Equal(t, pattern.MatchString(id) && id != "." && id != "..", api.ValidID(id), "%q", id)
 	}
 }
+
+func TestGroupOfEvent(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("x", api.MaxIDLength)
+	for id, group := range map[string]string{
+		"g.1.completed": "g", "a.b.12.failed": "a.b", "g.1.failed.2.failed": "g.1.failed", long + ".1.cancelled": long,
+		"": "", "g": "", "g.1": "", "g.1.": "", "g.0.failed": "", "g.x.failed": "", ".1.failed": "", "..1.failed": "", "...1.failed": "",
+		"a/b.1.failed": "", "g.1.FAILED": "", "x" + long + ".1.failed": "", "g.1.failed\n": "", "g\n.1.failed": "",
+	} {
+		require.Equal(t, group, api.GroupOfEvent(id), id)
+	}
+}

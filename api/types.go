@@ -23,6 +23,11 @@ const (
 	StatusCancelled   Status = "CANCELLED"
 )
 
+// Statuses are all states of a group.
+var Statuses = []Status{
+	StatusCreated, StatusDispatched, StatusRunning, StatusAggregating, StatusCompleted, StatusFailed, StatusCancelled,
+}
+
 // Ended reports whether the group is in a final state. The command retry can open another round
 // after it.
 func (s Status) Ended() bool {
@@ -49,6 +54,8 @@ type Group struct {
 	ID             string           `json:"id"`
 	Tenant         string           `json:"tenant"`
 	Name           string           `json:"name,omitempty"`
+	Tags           Tags             `json:"tags,omitempty"`
+	CallbackURL    string           `json:"callback_url,omitempty"`
 	Type           string           `json:"type"`
 	Priority       string           `json:"priority"`
 	Status         Status           `json:"status"`
@@ -247,14 +254,16 @@ type WorkerStatus struct {
 	ID      string `json:"id"`
 	Version string `json:"version,omitempty"` // of the program; absent: it does not report one
 	// Layouts has, by the part of the data, the newest layout that the process reads.
-	Layouts      map[string]int `json:"layouts,omitempty"`
-	Types        []string       `json:"types"`
-	Workers      int            `json:"workers"`
-	Active       int            `json:"active"`
-	Idle         int            `json:"idle"`
-	CurrentJobs  []string       `json:"current_jobs"`
-	ShuttingDown bool           `json:"shutting_down"`
-	SeenAt       time.Time      `json:"seen_at"`
+	Layouts map[string]int `json:"layouts,omitempty"`
+	// Limits are the global limits of its environment.
+	Limits       *ConfiguredLimits `json:"limits,omitempty"`
+	Types        []string          `json:"types"`
+	Workers      int               `json:"workers"`
+	Active       int               `json:"active"`
+	Idle         int               `json:"idle"`
+	CurrentJobs  []string          `json:"current_jobs"`
+	ShuttingDown bool              `json:"shutting_down"`
+	SeenAt       time.Time         `json:"seen_at"`
 }
 
 // MaxWorkers is the largest number of slots of a worker process.
@@ -270,12 +279,13 @@ type PoolSize struct {
 // has counted since it started. For a broker it has the number of streams now, and position_age_ms:
 // how old the oldest positions are that it has shown last.
 type StageStatus struct {
-	ID      string           `json:"id"`
-	Version string           `json:"version,omitempty"` // as in WorkerStatus
-	Layouts map[string]int   `json:"layouts,omitempty"` // as in WorkerStatus
-	Role    string           `json:"role"`
-	Running bool             `json:"running"`
-	Counts  map[string]int64 `json:"counts"`
+	ID      string            `json:"id"`
+	Version string            `json:"version,omitempty"` // as in WorkerStatus
+	Layouts map[string]int    `json:"layouts,omitempty"` // as in WorkerStatus
+	Limits  *ConfiguredLimits `json:"limits,omitempty"`  // as in WorkerStatus
+	Role    string            `json:"role"`
+	Running bool              `json:"running"`
+	Counts  map[string]int64  `json:"counts"`
 	// Reducers are the names of the reducers that an aggregator or watcher has.
 	Reducers []string  `json:"reducers,omitempty"`
 	SeenAt   time.Time `json:"seen_at"`

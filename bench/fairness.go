@@ -342,13 +342,13 @@ func (x *fairness) costOf(ctx context.Context, tenants, waiting int) float64 {
 	check(clients.Wait())
 	// The global limit is never reached. Permits are counted against it all the same, as in an
 	// installation with default settings.
-	rate := ledger.Rate{
-		RPS: 1_000_000_000, Window: time.Second, Limiter: ledger.LimiterFixed, Share: ledger.ShareElastic,
-	}
+	meter := ledger.Meter{Window: time.Second}
+	must(ledger.SetParts(ctx, f.conn.Cmd, partition, ledger.Order{}, meter, []ledger.Limit{{Total: 1_000_000_000}},
+		ledger.Terms{Share: ledger.ShareElastic, Partitions: 1, To: []ledger.Increase{{To: 1_000_000_000}}}))
 	admit := func(least int) (jobs int) {
 		for jobs < least {
 			r := must(ledger.Admit(ctx, f.conn.Cmd, partition, ledger.AdmitArgs{
-				Type: "NOOP", Most: costBatch, Cap: 1 << 30, Limit: rate.Of(0, 1), Seed: "00000000", LaneWeights: [3]int{6, 3, 1},
+				Type: "NOOP", Most: costBatch, Cap: 1 << 30, Meter: meter, Seed: "00000000", LaneWeights: [3]int{6, 3, 1},
 			}))
 			if jobs += r.Moved; r.Moved == 0 {
 				failf("admit: no job was admitted from full queues after %d jobs", jobs)

@@ -25,6 +25,7 @@ import (
 // options say how an experiment starts the roles, and on which Redis.
 type options struct {
 	program    string         // the product's binary; `role NAME` is appended
+	worker     []string       // program and arguments of worker processes; nil: those of program
 	redisURL   string         // "": private redis-servers for each run
 	access     redisx.Access  // to the Redis of redisURL
 	accessEnv  []string       // NAME=value with which the roles have the same access
@@ -118,7 +119,11 @@ func (f *fleet) startRole(o options, role string, i int, overrides map[string]st
 	if o.profile != "" {
 		args = append(args, "--cpuprofile", filepath.Join(o.profile, fmt.Sprintf("%s-%d.pprof", role, i)))
 	}
-	cmd := exec.Command(o.program, args...) // #nosec G204: the program comes from our own options
+	command := append([]string{o.program}, args...)
+	if role == "worker" && o.worker != nil {
+		command = o.worker
+	}
+	cmd := exec.Command(command[0], command[1:]...) // #nosec G204: the program comes from our own options
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool {
 		return strings.HasPrefix(kv, "BULKACTION_") || strings.HasPrefix(kv, "OTEL_")
 	})
@@ -140,6 +145,16 @@ func (f *fleet) check() error {
 		}
 	}
 	return nil
+}
+
+// kill ends a process of a role at once, like a crash.
+func (f *fleet) kill(is func(process) bool) {
+	i := slices.IndexFunc(f.procs, is)
+	if i < 0 {
+		failf("there is no process to kill")
+	}
+	f.procs[i].Kill()
+	f.procs = slices.Delete(f.procs, i, i+1)
 }
 
 // stopGrace is how long stop waits for a process to end before it kills the process.

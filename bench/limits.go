@@ -6,11 +6,13 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
@@ -106,6 +108,7 @@ type limitsOptions struct {
 	// windows get jobs for at least five windows.
 	seconds       float64
 	rps, parallel int // parallel: number of runs at the same time
+	changes       int
 }
 
 // These numbers define the processes and the load of a run: several fetchers and dispatchers
@@ -147,6 +150,7 @@ var limitsBenchmark = benchmark{
 		f.int(&l.rps, "rps", 1000, 100, 0, "global limit, permits a second")
 		f.int(&l.parallel, "parallel", 3, 1, 0, "runs at the same time, each with its own Redis and processes")
 		noElastic := f.Bool("no-elastic", false, "skip the part with one busy tenant among idle ones")
+		f.int(&l.changes, "changes", 20, 0, 1000, "how often the limit changes in the part in which it does; 0: skip the part")
 		f.redis()
 		return func(ctx context.Context, o options) (any, error) {
 			l.options = o
@@ -160,6 +164,15 @@ var limitsBenchmark = benchmark{
 					elastic = append(elastic, l.elastic(ctx, n))
 				}
 				out["elastic"], all = elastic, slices.Concat(runs, elastic)
+			}
+			if l.changes > 0 {
+				var changed []values
+				for _, limiter := range l.limiters {
+					for _, n := range l.partitions {
+						changed = append(changed, l.changing(ctx, limiter, n))
+					}
+				}
+				out["changed"], all = changed, slices.Concat(all, changed)
 			}
 			out["overrides"] = unionOverrides(all)
 			return out, nil
@@ -302,6 +315,143 @@ func countLimit(out values, limit limitRule, ended []groupState, log journalLog,
 	out["promoted"] = sumEvents(log.permitEvents(func(p permitEvent) bool { return p.by == "promote" }))
 	out["starts_without_permit"] = max(0, starts-sumEvents(permits)) // each start needs a permit
 	out["throttles_per_job"] = ratio(sumThrottles(ended), jobs)
+}
+
+// While the limit changes, three fetchers run; the leader of the limits is killed after half of the
+// changes.
+const (
+	changeFetchers = 3
+	changeInterval = 1300 * time.Millisecond // no multiple of a window
+)
+
+// limitSpan is the time in which a limit may have been in effect: from the call that set it to the
+// answer of the call that set the next one (µs).
+type limitSpan struct{ from, answered, to, perWindow int64 }
+
+// changing shows whether a limit that changes under load is kept, and how much of it is used, beside
+// the same load without changes.
+func (o limitsOptions) changing(ctx context.Context, limiter string, partitions int) values {
+	out := values{"limiter": limiter, "partitions": partitions, "changes": o.changes}
+	plain := values{}
+	o.runChanges(ctx, plain, limiter, partitions, 0)
+	o.runChanges(ctx, out, limiter, partitions, o.changes)
+	out["use_of_unchanged"] = ratio(out["limit_used_ratio"].(float64), plain["limit_used_ratio"].(float64))
+	out["used_unchanged"] = plain["limit_used_ratio"]
+	return out
+}
+
+// runChanges runs a load of which jobs always wait, and changes the limit n times.
+func (o limitsOptions) runChanges(ctx context.Context, out values, limiter string, partitions, n int) {
+	of := o.options
+	of.partitions, of.replicas = partitions, map[string]int{"fetcher": changeFetchers, "dispatcher": limitDispatchers}
+	x := startWithAPI(ctx, of, true, nil, globalLimit(o.rps), "BULKACTION_BACKPRESSURE_LIMITER="+limiter)
+	defer x.close()
+	random, took := rand.New(rand.NewPCG(limitSeed, uint64(n))), 0.0
+	seconds := float64(o.changes) * changeInterval.Seconds()
+	jobs := int(2 * float64(o.rps) * seconds)
+	check(x.submit(ctx, divideJobs(x.name, jobs, 4*partitions, 1, someFailOnce)...))
+	waitsFrom := must(x.awaitAccepted(ctx, x.groups...))
+	rule := newLimitRule(limiter, o.rps, time.Second)
+	spans, pending := []limitSpan{{perWindow: rule.perWindow}}, 0
+	for i := range o.changes {
+		check(redisx.Sleep(ctx, changeInterval))
+		if n == 0 {
+			continue
+		}
+		if i == n/2 {
+			leader := must(x.conn.Cmd.HGet(ctx, x.space.Partition(0).Rebalance(), "owner").Result())
+			pid := must(strconv.Atoi(strings.Split(leader, "-")[len(strings.Split(leader, "-"))-2]))
+			x.kill(func(p process) bool { return p.PID() == pid })
+		}
+		rps := int64(o.rps/4 + random.IntN(2*o.rps))
+		from := must(x.now(ctx)).UnixMicro()
+		began := time.Now()
+		l := must(x.api.PatchLimits(ctx, api.LimitsPatch{Global: api.GlobalPatch{RPS: api.SetTo(rps)}}))
+		if i != n/2 { // without a leader nothing takes effect until its lease has ended
+			took = max(took, time.Since(began).Seconds())
+		}
+		for len(l.PendingPartitions) > 0 {
+			pending++
+			l = must(x.api.Limits(ctx))
+			check(redisx.Sleep(ctx, 20*time.Millisecond))
+		}
+		now := must(x.now(ctx)).UnixMicro()
+		spans[len(spans)-1].to = now
+		spans = append(spans, limitSpan{from: from, answered: now, perWindow: rps})
+	}
+	end := must(x.now(ctx)).UnixMicro()
+	spans[len(spans)-1].to = math.MaxInt64
+	if n > 0 { // the rest of the load needs no limit
+		must(x.api.PatchLimits(ctx, api.LimitsPatch{Global: api.GlobalPatch{RPS: api.SetTo[int64](0)}}))
+	}
+	x.finish(ctx, limiter+" changed")
+	permits := x.log.spent(nil)
+	out["overrides"] = x.overrides
+	over, worst := rule.over(permits, spans, end)
+	out["windows_over_limit"], out["max_over"], out["longest_patch_seconds"] = over, worst, round4(took)
+	out["polls_until_in_effect"] = pending
+	given := 0.0
+	begin := max(waitsFrom, permits[0].at)
+	for _, s := range spans {
+		from, to := max(begin, s.answered), min(end, s.to)
+		given += float64(s.perWindow) * float64(max(0, to-from)) / float64(time.Second.Microseconds())
+	}
+	out["limit_used_ratio"] = round4(float64(sumBetween(permits, begin, end)) / given)
+}
+
+// over counts the events before end that exceed every limit that may have been in effect in the window
+// (fixed) or the span that ends with them; with token also what exceeds a limit between two changes.
+// It returns the largest excess in permits, too.
+func (r limitRule) over(events []event, spans []limitSpan, end int64) (n int, worst float64) {
+	width := r.window.Microseconds()
+	limit := func(from, to int64) (most int64) {
+		for _, s := range spans {
+			if s.from < to && s.to > from {
+				most = max(most, s.perWindow)
+			}
+		}
+		return most
+	}
+	exceeds := func(excess float64) {
+		if excess > tokenTolerance {
+			n, worst = n+1, max(worst, excess)
+		}
+	}
+	var sum, first int64
+	level, last := 0.0, events[0].at
+	for i, e := range events {
+		if e.at >= end {
+			break
+		}
+		switch r.limiter {
+		case "token":
+			level = max(0, level-float64(limit(last, e.at))*float64(e.at-last)/float64(width)) + float64(e.n)
+			exceeds(level - float64(limit(e.at-width, e.at)))
+		case "sliding":
+			for sum += e.n; events[first].at <= e.at-width; first++ {
+				sum -= events[first].n
+			}
+			exceeds(float64(sum - limit(e.at-width, e.at)))
+		default:
+			if i > 0 && last/width != e.at/width {
+				sum = 0
+			}
+			sum += e.n
+			exceeds(float64(sum - limit(e.at/width*width, e.at)))
+		}
+		last = e.at
+	}
+	if r.limiter == "token" {
+		for i, s := range spans[:len(spans)-1] {
+			of := slices.DeleteFunc(slices.Clone(events), func(e event) bool { return e.at < s.answered || e.at >= spans[i+1].from })
+			one := r
+			one.perWindow = s.perWindow
+			for _, x := range one.excess(of) {
+				exceeds(x)
+			}
+		}
+	}
+	return n, round4(worst)
 }
 
 const (

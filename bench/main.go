@@ -43,8 +43,8 @@ func main() {
 
 var benchmarks = []benchmark{
 	throughputBenchmark, latencyBenchmark, ceilingBenchmark, bigBenchmark, performanceBenchmark, compareBenchmark,
-	congestionBenchmark, limitsBenchmark, fairnessBenchmark, guardsBenchmark, roomBenchmark, consoleBenchmark,
-	peersBenchmark, plotsBenchmark,
+	congestionBenchmark, limitsBenchmark, boundsBenchmark, fairnessBenchmark, batchBenchmark, guardsBenchmark, roomBenchmark,
+	callbacksBenchmark, consoleBenchmark, operationsBenchmark, peersBenchmark, plotsBenchmark,
 }
 
 // runMain runs a command line and returns the exit code: 0 fine, 1 error, 2 wrong usage, 130
@@ -74,6 +74,9 @@ func (e usageError) Error() string { return string(e) }
 func runCommand(ctx context.Context, args []string, in io.Reader, out, says io.Writer) error {
 	if len(args) == 1 && args[0] == guardLoadCommand {
 		return serveGuardLoad(ctx, in, out)
+	}
+	if len(args) == 1 && args[0] == batchWorkerCommand {
+		batchWorker()
 	}
 	name := strings.Join(args[:min(1, len(args))], "")
 	i := slices.IndexFunc(benchmarks, func(b benchmark) bool { return b.name == name })

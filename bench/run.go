@@ -344,6 +344,19 @@ func (o *options) experiment(ctx context.Context, part string, load func(*run), 
 	r := start(ctx, *o, true, env...)
 	defer r.close()
 	load(r)
+	r.finish(ctx, part)
+	return r
+}
+
+// finish waits until all groups of submit are COMPLETED, runs a full audit, stops the processes and
+// reads the journals; see experiment.
+func (r *run) finish(ctx context.Context, part string) {
+	r.end(ctx, part)
+	r.readJournals()
+}
+
+// end waits until all groups of submit are COMPLETED, and runs a full audit.
+func (r *run) end(ctx context.Context, part string) {
 	r.ended = must(r.awaitDone(ctx, part, r.groups))
 	report := must(audit.Run(ctx, r.conn, r.space, audit.Options{}))
 	if !report.OK {
@@ -351,8 +364,6 @@ func (o *options) experiment(ctx context.Context, part string, load func(*run), 
 		failf("audit after the run: %d violations, first law %s, group %q: %s",
 			len(report.Violations), v.Law, v.Group, v.Detail)
 	}
-	r.readJournals()
-	return r
 }
 
 // readJournals stops the processes and reads their journals.

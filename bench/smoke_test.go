@@ -16,11 +16,11 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// TestMain lets the test binary also run as a process that calls guards, and builds the product once
+// TestMain lets the test binary also run as a process that calls guards, or as a worker, and builds the product once
 // for all tests, unless BULKACTION_BENCH_BIN names it.
 func TestMain(m *testing.M) {
 	ctx := context.Background()
-	if len(os.Args) == 2 && os.Args[1] == guardLoadCommand {
+	if len(os.Args) == 2 && (os.Args[1] == guardLoadCommand || os.Args[1] == batchWorkerCommand) {
 		os.Exit(runMain(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 	}
 	flag.Parse()
@@ -145,7 +145,7 @@ func TestCongestion(t *testing.T) {
 }
 
 func TestLimits(t *testing.T) {
-	got := bench(t, "limits --limiter token --window 100ms --partitions 4 --seconds 1")
+	got := bench(t, "limits --limiter token --window 100ms --partitions 4 --seconds 1 --changes 2")
 	requireRows(t, "flow-control.md", "limits", got, "limiter=fixed", "limiter=sliding", "partitions=1")
 	require.Zero(t, lookUp(got, []string{"runs", "windows_over_limit"})[0])
 }
@@ -154,6 +154,17 @@ func TestFairness(t *testing.T) {
 	got := bench(t, "fairness --noisy-jobs 3000 --only noisy,weights,idle")
 	requireRows(t, "flow-control.md", "fairness", got, "long", "behind", "admit_cost", "retry", "lane")
 	requireFields(t, got, "small_p99_seconds", "small_solo_p99_seconds", "small_ratio", "throughput_ratio", "weight_error")
+}
+
+// TestBatch also checks what does not depend on the speed of the machine.
+func TestBatch(t *testing.T) {
+	got := bench(t, "batch --jobs 5000 --singles 20 --set WORKER_COUNT=2")
+	require.Greater(t, lookUp(got, []string{"a", "items_per_call"})[0], 50.0)
+	require.Zero(t, lookUp(got, []string{"b", "without_effect"})[0])
+	require.Positive(t, lookUp(got, []string{"b", "suspects"})[0])
+	require.Positive(t, lookUp(got, []string{"c", "ratio"})[0])
+	require.Positive(t, lookUp(got, []string{"d", "ratio"})[0])
+	require.EqualValues(t, 1, lookUp(got, []string{"e", "failed"})[0])
 }
 
 func TestGuards(t *testing.T) {
@@ -240,4 +251,12 @@ func TestTextHasTheNamesOfTheJSON(t *testing.T) {
 	out.Reset()
 	require.NoError(t, show(&out, compared, false))
 	require.Regexp(t, `(?m)^retries +p50_ms +1\.60 +1\.68 +1\.050 +0\.900 to 1\.200$`, out.String())
+}
+
+func TestOperationsBenchmark(t *testing.T) {
+	got := bench(t, "operations --groups 300 --kills 1")
+	require.EqualValues(t, 300, got["matched"])
+	require.EqualValues(t, 300, got["changed"])
+	require.EqualValues(t, 300, got["in_round_2"])
+	require.Equal(t, true, got["audit_ok"])
 }

@@ -1,6 +1,7 @@
 // Package bulktest tests processors, reducers and producers without a server, and without waiting.
 //
-//   - [Attempt] runs one attempt of a job and says what a worker decides after it.
+//   - [Attempt] runs one attempt of a job and says what a worker decides after it; [AttemptBatch] runs
+//     one call of a batcher.
 //   - [Reduce] computes aggregates of given results, and checks that they are the same for every
 //     division and every order of the results.
 //   - [Run] runs a whole installation inside the test: all six roles, the HTTP API, and an embedded
@@ -37,6 +38,7 @@ import (
 	"io"
 	"net"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -44,6 +46,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/jobs/worker"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/process/app"
@@ -77,13 +80,21 @@ const standstill = 30 * time.Second
 //
 // It takes a *testing.T because synctest.Test does. test must not call t.Run, t.Parallel or
 // t.Deadline of its argument; the caller may call t.Parallel before.
-func Run(t *testing.T, c run.Config, procs []processor.Processor, test func(t *testing.T, s *System)) {
+func Run[P processor.Runner](t *testing.T, c run.Config, procs []P, test func(t *testing.T, s *System)) {
 	t.Helper()
-	runBubble(t, c, procs, test, standstill)
+	runBubble(t, c, runners(procs), test, standstill)
+}
+
+func runners[P processor.Runner](procs []P) []processor.Runner {
+	all := make([]processor.Runner, len(procs))
+	for i, p := range procs {
+		all[i] = p
+	}
+	return all
 }
 
 func runBubble(
-	t *testing.T, c run.Config, procs []processor.Processor, test func(t *testing.T, s *System), limit time.Duration,
+	t *testing.T, c run.Config, procs []processor.Runner, test func(t *testing.T, s *System), limit time.Duration,
 ) {
 	t.Helper()
 	if c.RedisURL != "" || c.Settings["REDIS_URL"] != "" || c.Settings["ADMIN_ADDR"] != "" {
@@ -174,7 +185,8 @@ func (o *output) Write(b []byte) (int, error) {
 // Outcome is what a worker decides after one attempt.
 type Outcome struct {
 	// Kind is also Fail if the job has no retries left. After is the longest time until the next
-	// attempt. The real wait may be up to a tenth shorter. Congestion control may make it longer
+	// attempt. The real wait may be up to a tenth shorter, or, if a batcher named the time, up to a tenth
+	// longer. Congestion control may make it longer
 	// after a throttle without a time, and a random part of up to a minute after a deferral by
 	// Admit.
 	processor.Verdict
@@ -190,12 +202,84 @@ type Outcome struct {
 // end of its context. Its panic is logged.
 func Attempt(t testing.TB, c run.Config, p processor.Processor, job processor.Job) Outcome {
 	t.Helper()
+	s := loadSettings(t, c)
+	job = s.complete(t, p.Type(), job)
+	calls := newCalls()
+	p = processor.Use(p, append(slices.Clone(c.Middleware), calls.watch)...)
+	ends := runLimited(t, job.Type, 1, s.timeout(job.Type), calls, func(ctx context.Context) []end {
+		return []end{encoded(t, ctx, p, job)}
+	})
+	return s.decide(job, ends[0], false)
+}
+
+// AttemptBatch runs one call of a batcher with these jobs as a worker does: see Attempt. The outcomes
+// are in the order of the jobs. A job without a Group is that of its place in the call. The test also
+// fails if a worker would not make such a call: for the number of its jobs, or because Options don't let
+// them share one, also for the bytes of their payloads; and if a worker would not start with the type. The jobs that AdmitBatch of a GatedBatcher has not admitted are deferred, without a
+// code, because they wait for another call.
+func AttemptBatch(t testing.TB, c run.Config, b processor.Batcher, jobs ...processor.Job) []Outcome {
+	t.Helper()
+	s := loadSettings(t, c)
+	if !api.ValidID(b.Type()) {
+		t.Fatalf("bulktest: the type %q of the batcher must %s", b.Type(), api.IDRule)
+	}
+	o, err := b.Options().Defaults()
+	if err != nil {
+		t.Fatalf("bulktest: options of type %s: %v", b.Type(), err)
+	}
+	if len(jobs) == 0 || len(jobs) > o.Size {
+		t.Fatalf("bulktest: a call of type %s has 1 to %d jobs, not %d", b.Type(), o.Size, len(jobs))
+	}
+	jobs = slices.Clone(jobs)
+	size := 0
+	for i, job := range jobs {
+		if job.Group == "" {
+			job.Ordinal = int64(i)
+		}
+		jobs[i] = s.complete(t, b.Type(), job)
+		first, job := jobs[0], jobs[i]
+		if o.By == processor.ByTenant && job.Tenant != first.Tenant || o.By == processor.ByGroup && job.Group != first.Group {
+			t.Fatalf("bulktest: the jobs %s and %s can't share a call: their tenants or groups differ", first.ID(), job.ID())
+		}
+		size += len(job.Payload)
+	}
+	if len(jobs) > 1 && size > o.Bytes {
+		t.Fatalf("bulktest: the payloads of a call of type %s with several jobs have at most %d bytes, not %d", b.Type(), o.Bytes, size)
+	}
+	calls := newCalls()
+	b = processor.UseBatch(b, append(slices.Clone(c.BatchMiddleware), calls.watchBatch)...)
+	ends := runLimited(t, b.Type(), len(jobs), s.timeout(b.Type()), calls, func(ctx context.Context) []end {
+		return encodedBatch(t, ctx, b, jobs)
+	})
+	outcomes := make([]Outcome, len(jobs))
+	for i, e := range ends {
+		outcomes[i] = s.decide(jobs[i], e, len(jobs) > 1)
+	}
+	return outcomes
+}
+
+// settings are those of a run.Config.
+type settings struct{ app.Config }
+
+func loadSettings(t testing.TB, c run.Config) settings {
+	t.Helper()
 	cfg, err := app.LoadSettings(c.Settings, new(builtin.Config))
 	if err != nil {
 		t.Fatalf("bulktest: %v", err)
 	}
-	if job.Type = cmp.Or(job.Type, p.Type()); job.Type != p.Type() {
-		t.Fatalf("bulktest: the job has the type %s, the processor serves %s", job.Type, p.Type())
+	return settings{cfg}
+}
+
+func (s settings) timeout(typ string) time.Duration {
+	return cmp.Or(s.Worker.JobTimeouts[typ], s.Worker.JobTimeout)
+}
+
+// complete returns a job of type typ with defaults in place of zeros. The test fails if it is no job
+// that a worker would start.
+func (s settings) complete(t testing.TB, typ string, job processor.Job) processor.Job {
+	t.Helper()
+	if job.Type = cmp.Or(job.Type, typ); job.Type != typ {
+		t.Fatalf("bulktest: the job has the type %s, the processor serves %s", job.Type, typ)
 	}
 	if !json.Valid(job.Payload) || len(job.Payload) > messages.MaxPayloadBytes {
 		t.Fatalf("bulktest: payload: must be JSON of at most %d bytes", messages.MaxPayloadBytes)
@@ -205,81 +289,143 @@ func Attempt(t testing.TB, c run.Config, p processor.Processor, job processor.Jo
 	}
 	job.Group, job.Attempt = cmp.Or(job.Group, "test"), cmp.Or(job.Attempt, job.Retries+1)
 	job.Tenant = cmp.Or(job.Tenant, job.Group)
-	job.RetriesLeft = max(0, cfg.Worker.MaxRetryCount-job.Retries)
+	job.RetriesLeft = max(0, s.Worker.MaxRetryCount-job.Retries)
 	if job.AcceptedAt.IsZero() {
 		job.AcceptedAt = time.Now()
 	}
-	result, v := runLimited(t, processor.Use(p, c.Middleware...), job,
-		cmp.Or(cfg.Worker.JobTimeouts[job.Type], cfg.Worker.JobTimeout))
-
-	v.Kind, v.After = worker.Rules{
-		MaxRetries: cfg.Worker.MaxRetryCount, MaxThrottles: cfg.Worker.MaxThrottles,
-		Backoff: cfg.Backpressure.DefaultBackoff, MaxBackoff: cfg.Backpressure.MaxBackoff,
-	}.Next(v, job.Retries, 0)
-	return Outcome{v, result}
+	return job
 }
 
-// runLimited runs an attempt with a timeout. If the processor ignores the end of its context,
+// decide returns what a worker decides after the end of a job's attempt. shared says whether it had
+// its call together with others: if that call was refused as a whole, the job has used no retry.
+func (s settings) decide(job processor.Job, e end, shared bool) Outcome {
+	rules := worker.Rules{
+		MaxRetries: s.Worker.MaxRetryCount, MaxThrottles: s.Worker.MaxThrottles,
+		Backoff: s.Backpressure.DefaultBackoff, MaxBackoff: s.Backpressure.MaxBackoff,
+	}
+	v := e.verdict
+	if shared && v.Kind == processor.RetryLater && v.Code == processor.CodeBatchRejected && s.Worker.MaxThrottles > 0 {
+		_, v.After = rules.Next(processor.Verdict{Kind: processor.Throttle}, 0, 0)
+	} else {
+		v.Kind, v.After = rules.Next(v, job.Retries, 0)
+	}
+	return Outcome{v, e.result}
+}
+
+// end is how the attempt of one job has ended.
+type end struct {
+	result  json.RawMessage
+	verdict processor.Verdict
+}
+
+// runLimited runs a call for some jobs with a timeout. If the processor ignores the end of its context,
 // runLimited waits for it as long as a worker would, and then fails the test.
 func runLimited(
-	t testing.TB, p processor.Processor, job processor.Job, limit time.Duration,
-) (json.RawMessage, processor.Verdict) {
+	t testing.TB, typ string, jobs int, limit time.Duration, calls *calls, call func(ctx context.Context) []end,
+) []end {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
-	calls := newCalls()
-	timedOut := processor.Classify(worker.TimeoutError(limit))
-	type end struct {
-		result   json.RawMessage
-		verdict  processor.Verdict
-		returned bool
-		took     time.Duration
+	timedOut := end{verdict: processor.Classify(worker.TimeoutError(limit))}
+	type returned struct {
+		ends []end // nil: the processor has ended its goroutine
+		took time.Duration
 	}
-	ended := make(chan end, 1)
+	ended := make(chan returned, 1)
 	go func() {
-		began, e := time.Now(), end{}
+		began, r := time.Now(), returned{}
 		defer func() {
-			e.took = time.Since(began)
-			ended <- e
+			r.took = time.Since(began)
+			ended <- r
 		}()
-		e.result, e.verdict = encoded(t, ctx, processor.Use(p, calls.watch), job)
-		e.returned = true
+		r.ends = call(ctx)
 	}()
 	abandoned := time.NewTimer(limit + worker.AbandonDelay(limit))
 	defer abandoned.Stop()
 	select {
-	case e := <-ended:
-		if !e.returned {
+	case r := <-ended:
+		if r.ends == nil {
 			t.Fatalf("bulktest: the processor of type %s has ended its goroutine, as t.FailNow and package require "+
-				"do: a processor must return; use t.Error or package assert there", job.Type)
+				"do: a processor must return; use t.Error or package assert there", typ)
 		}
-		if e.took >= limit || e.verdict.Kind != processor.Done && errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			return nil, timedOut // a result that comes after the timeout does not count
+		for i, e := range r.ends {
+			if r.took >= limit || e.verdict.Kind != processor.Done && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+				r.ends[i] = timedOut // a result that comes after the timeout does not count
+			}
 		}
-		return e.result, e.verdict
+		return r.ends
 	case <-abandoned.C:
 		t.Errorf("bulktest: the processor of type %s ignores the end of its context: %s after the timeout of %s "+
-			"it has not returned. %s", job.Type, worker.AbandonDelay(limit), limit, calls.report())
-		return nil, timedOut
+			"it has not returned. %s", typ, worker.AbandonDelay(limit), limit, calls.report())
+		return slices.Repeat([]end{timedOut}, jobs)
 	}
 }
 
-// encoded calls the processor once, Admit of a Gated one first, and returns its result as JSON. It
-// logs a panic, also in the methods of the result or of the error, and makes it a verdict.
+// encoded calls the processor once, Admit of a Gated one first, and returns its result as JSON.
 //
 //nolint:revive // a test comes before its context
-func encoded(
-	t testing.TB, ctx context.Context, p processor.Processor, job processor.Job,
-) (result json.RawMessage, v processor.Verdict) {
-	defer func() {
-		if r := recover(); r != nil {
-			fmt.Fprintf(t.Output(), "the processor of type %s panicked with a %T: %v\n%s", job.Type, r, r, debug.Stack())
-			result, v = nil, processor.Classify(worker.PanicError())
-		}
-	}()
+func encoded(t testing.TB, ctx context.Context, p processor.Processor, job processor.Job) (e end) {
+	defer recovered(t, job.Type, func(panicked end) { e = panicked })
 	value, err := processor.Run(ctx, p, job)
-	if err == nil {
-		result, err = worker.EncodeResult(value)
+	return encode(value, err)
+}
+
+// encodedBatch makes one call of the batcher, AdmitBatch of a gated one first, and returns the results
+// as JSON.
+//
+//nolint:revive // a test comes before its context
+func encodedBatch(t testing.TB, ctx context.Context, b processor.Batcher, jobs []processor.Job) (ends []end) {
+	ends = make([]end, len(jobs))
+	defer recovered(t, b.Type(), func(panicked end) { ends = slices.Repeat([]end{panicked}, len(jobs)) })
+	given, callErr := slices.Clone(jobs), worker.PanicError()
+	if gated, ok := b.(processor.GatedBatcher); ok {
+		pass, n, err := gated.AdmitBatch(ctx, slices.Clone(jobs))
+		if err == nil && n < 1 {
+			err = processor.Deferred(0, "AdmitBatch admitted no job")
+		}
+		if err != nil {
+			return slices.Repeat([]end{encode(nil, err)}, len(jobs))
+		}
+		if pass != nil {
+			ctx = pass.Into(ctx)
+		}
+		given = given[:min(n, len(given))]
+		for i := len(given); i < len(jobs); i++ {
+			ends[i].verdict = processor.Verdict{Kind: processor.Defer, Message: "waits for another call: AdmitBatch has not admitted it"}
+		}
+		defer func() {
+			if pass != nil {
+				pass.Return(callErr)
+			}
+		}()
 	}
-	return result, processor.Classify(err)
+	for i := range given {
+		given[i] = given[i].WithContext(ctx)
+	}
+	var outcomes []processor.Outcome[any]
+	outcomes, callErr = processor.RunBatch(ctx, b, given)
+	for i, o := range outcomes {
+		func() {
+			defer recovered(t, b.Type(), func(panicked end) { ends[i] = panicked })
+			ends[i] = encode(o.Result, o.Err)
+		}()
+	}
+	return ends
+}
+
+func encode(value any, err error) (e end) {
+	if err == nil {
+		e.result, err = worker.EncodeResult(value)
+	}
+	e.verdict = processor.Classify(err)
+	return e
+}
+
+// recovered logs a panic of the processor, or of the methods of a result or error, and passes the end
+// that it means to set. It must be deferred.
+func recovered(t testing.TB, typ string, set func(panicked end)) {
+	if r := recover(); r != nil {
+		fmt.Fprintf(t.Output(), "the processor of type %s panicked with a %T: %v\n%s", typ, r, r, debug.Stack())
+		set(end{verdict: processor.Classify(worker.PanicError())})
+	}
 }

@@ -38,11 +38,28 @@ var scenes = map[string]scene{
 		},
 		[]string{"processors ignore the end of their contexts", "Processors that run: 4.", "job g.0, attempt 1", "waitsForNothing"},
 	},
+	"a batcher ignores the end of its context": {
+		func(t *testing.T) {
+			b := processor.Batch("T", processor.BatchOptions{Wait: time.Second}, func(
+				context.Context, []processor.BatchJob[int],
+			) ([]processor.Outcome[any], error) {
+				return nil, waitsForNothing()
+			})
+			c := run.Config{Settings: map[string]string{"JOB_TIMEOUT": "1s"}}
+			bulktest.Run(t, c, []processor.Runner{b}, func(_ *testing.T, s *bulktest.System) {
+				g := s.Submit(one("T"))
+				if g.FailuresByCode[processor.CodeTimeout] != 1 {
+					panic("the job must have timed out")
+				}
+			})
+		},
+		[]string{"processors ignore the end of their contexts", "Processors that run: 4.", "job g.0, attempt 1", "waitsForNothing"},
+	},
 	"a processor waits outside of the bubble": {
 		func(t *testing.T) {
 			outside := make(chan error)
 			proc := processor.Func("T", func(context.Context, processor.Job) (any, error) { return nil, <-outside })
-			bulktest.RunLimited(t, run.Config{}, []processor.Processor{proc}, func(_ *testing.T, s *bulktest.System) {
+			bulktest.RunLimited(t, run.Config{}, []processor.Runner{proc}, func(_ *testing.T, s *bulktest.System) {
 				s.Submit(one("T"))
 			}, time.Second)
 		},
@@ -55,7 +72,7 @@ var scenes = map[string]scene{
 					busy(i)
 				}
 			})
-			bulktest.RunLimited(t, run.Config{}, []processor.Processor{proc}, func(_ *testing.T, s *bulktest.System) {
+			bulktest.RunLimited(t, run.Config{}, []processor.Runner{proc}, func(_ *testing.T, s *bulktest.System) {
 				s.Submit(one("T"))
 			}, time.Second)
 		},
@@ -110,7 +127,7 @@ var scenes = map[string]scene{
 	"a Redis is named": {
 		func(t *testing.T) {
 			c := run.Config{Settings: map[string]string{"ADMIN_ADDR": "127.0.0.1:0"}}
-			bulktest.Run(t, c, nil, func(*testing.T, *bulktest.System) { panic("not reached") })
+			bulktest.Run(t, c, []processor.Runner{}, func(*testing.T, *bulktest.System) { panic("not reached") })
 		},
 		[]string{"RedisURL, REDIS_URL and ADMIN_ADDR must not be set"},
 	},

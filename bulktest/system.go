@@ -33,7 +33,7 @@ type System struct {
 
 	t       *testing.T
 	config  run.Config
-	procs   []processor.Processor
+	procs   []processor.Runner
 	watch   *watchdog
 	redis   *miniredis.Miniredis
 	http    *http.Transport
@@ -52,7 +52,7 @@ type System struct {
 var redisAddresses atomic.Int64
 
 // startSystem starts the embedded Redis and the roles. They are stopped before the test ends.
-func startSystem(t *testing.T, c run.Config, procs []processor.Processor, w *watchdog) *System {
+func startSystem(t *testing.T, c run.Config, procs []processor.Runner, w *watchdog) *System {
 	t.Helper()
 	addr := fmt.Sprintf("bulktest-%d.invalid:6379", redisAddresses.Add(1))
 	s := &System{
@@ -102,6 +102,7 @@ func (s *System) start() {
 	c := s.config
 	c.RedisURL, c.Settings = s.RedisURL, maps.Clone(c.Settings)
 	c.Middleware = append(slices.Clone(c.Middleware), s.watch.calls.watch)
+	c.BatchMiddleware = append(slices.Clone(c.BatchMiddleware), s.watch.calls.watchBatch)
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.NewTextHandler(s.watch.output, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	}

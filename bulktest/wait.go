@@ -227,8 +227,9 @@ type calls struct {
 }
 
 type call struct {
-	job       processor.Job
-	goroutine string // "goroutine 7 "
+	job       processor.Job // the first one of a batch
+	others    int           // further jobs of a batch
+	goroutine string        // "goroutine 7 "
 }
 
 func newCalls() *calls { return &calls{running: map[int]call{}} }
@@ -236,17 +237,30 @@ func newCalls() *calls { return &calls{running: map[int]call{}} }
 // watch is middleware that records the calls.
 func (c *calls) watch(next processor.Handler) processor.Handler {
 	return func(ctx context.Context, job processor.Job) (any, error) {
-		c.mu.Lock()
-		c.last++
-		id := c.last
-		c.running[id] = call{job, goroutineID()}
-		c.mu.Unlock()
-		defer func() {
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			delete(c.running, id)
-		}()
+		defer c.began(job, 0)()
 		return next(ctx, job)
+	}
+}
+
+// watchBatch is watch for batchers.
+func (c *calls) watchBatch(next processor.BatchHandler) processor.BatchHandler {
+	return func(ctx context.Context, jobs []processor.Job) ([]processor.Outcome[any], error) {
+		defer c.began(jobs[0], len(jobs)-1)()
+		return next(ctx, jobs)
+	}
+}
+
+// began records a call of the goroutine that calls it, until ended is called.
+func (c *calls) began(job processor.Job, others int) (ended func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.last++
+	id := c.last
+	c.running[id] = call{job, others, goroutineID()}
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.running, id)
 	}
 }
 
@@ -267,7 +281,11 @@ func (c *calls) report() string {
 	fmt.Fprintf(&b, "Processors that run: %d.", len(running))
 	for _, id := range slices.Sorted(maps.Keys(running))[:min(len(running), mostReported)] {
 		r := running[id]
-		fmt.Fprintf(&b, "\nType %s, job %s, attempt %d:\n", r.job.Type, r.job.ID(), r.job.Attempt)
+		fmt.Fprintf(&b, "\nType %s, job %s, attempt %d", r.job.Type, r.job.ID(), r.job.Attempt)
+		if r.others > 0 {
+			fmt.Fprintf(&b, ", and %d more jobs of the call", r.others)
+		}
+		b.WriteString(":\n")
 		for _, stack := range stacks {
 			if strings.HasPrefix(stack, r.goroutine) {
 				b.WriteString(stack + "\n")

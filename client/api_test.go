@@ -69,6 +69,7 @@ func fullGroup() client.Submission {
 	at := time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
 	return client.Submission{
 		ID: "g-1", Tenant: "acme", Name: "Spring <sale> & more", Type: "SEND_EMAIL", Priority: client.PriorityHigh,
+		Tags: api.Tags{"campaign": "spring=26"}, CallbackURL: "https://example.com/h?a&b",
 		BasePriority: 2.5, MaxRetries: ptr(0), JobTimeout: 90 * time.Second, RunAt: &at, FailureThreshold: ptr(0.25),
 		Aggregate: []client.Aggregate{{As: "cost", Op: "sum", Field: "data.cost"}, {As: "n", Op: "count"}},
 		Total:     ptr(int64(2)), Seal: true,
@@ -86,7 +87,7 @@ func TestGroupMarshalsToTheContract(t *testing.T) {
 		"id": "g-1", "tenant": "acme", "name": "Spring <sale> & more", "type": "SEND_EMAIL", "priority": "high", "base_priority": 2.5,
 		"max_retries": 0, "job_timeout": "1m30s", "run_at": "2030-01-02T03:04:05Z", "failure_threshold": 0.25,
 		"aggregate": [{"as": "cost", "op": "sum", "field": "data.cost"}, {"as": "n", "op": "count"}],
-		"total": 2, "seal": true,
+		"total": 2, "seal": true, "tags": {"campaign": "spring=26"}, "callback_url": "https://example.com/h?a&b",
 		"jobs": [
 			{"payload": {"to": "a@example.com"}},
 			{"payload": [1, "two"], "type": "NOOP", "run_at": "2030-01-02T03:04:05Z",
@@ -106,6 +107,7 @@ func TestGroupIsReadByTheServer(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, &messages.SubmitGroup{
 		ID: "g-1", Tenant: "acme", Name: "Spring <sale> & more", Type: "SEND_EMAIL", Priority: messages.LaneHigh,
+		Tags: api.Tags{"campaign": "spring=26"}, CallbackURL: "https://example.com/h?a&b",
 		BasePriority: 2.5, MaxRetries: ptr(0), JobTimeout: messages.Duration(90 * time.Second), RunAt: &at, FailureThreshold: ptr(0.25),
 		Aggregate: []messages.Aggregate{{As: "cost", Op: "sum", Field: "data.cost"}, {As: "n", Op: "count"}},
 		Total:     ptr(int64(2)), Seal: true,

@@ -138,3 +138,28 @@ func TestClientAndServerAgree(t *testing.T) {
 		require.NotEmpty(t, e.RequestID)
 	})
 }
+
+// TestLimitsOfClientAndServerAgree: what the client patches is what the server shows, also if not
+// all partitions have answered.
+func TestLimitsOfClientAndServerAgree(t *testing.T) {
+	m := apitest.NewBackend()
+	m.Pending = []int{1}
+	a, _ := serve(t, httpapi.New(httpapi.Options{Backend: m}))
+	l, err := a.PatchLimits(t.Context(), api.LimitsPatch{Global: api.GlobalPatch{RPS: api.SetTo[int64](5000), MaxBackoff: api.SetTo("2m")}})
+	require.NoError(t, err)
+	require.Equal(t, api.LimitSetting[int64]{Configured: 10_000, Effective: 5000, Source: api.SourceAPI}, l.Global.RPS)
+	require.Equal(t, "2m", l.Global.MaxBackoff.Effective)
+	require.Equal(t, []int{1}, l.PendingPartitions)
+	rps := int64(7)
+	l, err = a.PatchType(t.Context(), "T", api.TypePatch{RPS: api.SetTo(rps), InFlight: api.ToDefault[int64]()})
+	require.NoError(t, err)
+	require.Equal(t, map[string]api.TypeLimits{"T": {RPS: &rps}}, l.Types)
+	again, err := a.Limits(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, l, again)
+	_, err = a.PatchLimits(t.Context(), api.LimitsPatch{})
+	require.ErrorContains(t, err, "nothing to change")
+	tenant, err := a.PatchTenant(t.Context(), "t", api.TenantPatch{InFlight: api.SetTo[int64](20)})
+	require.NoError(t, err)
+	require.EqualValues(t, 20, *tenant.InFlight)
+}

@@ -31,12 +31,15 @@ type Submission struct {
 	ID string `json:"id,omitempty"`
 	// Tenant is the tenant whose share and limits the group uses. If it is empty, the group is its
 	// own tenant.
-	Tenant       string  `json:"tenant,omitempty"`
-	Name         string  `json:"name,omitempty"`     // a name for people, up to 256 bytes
-	Type         string  `json:"type"`               // job type: names the processor that runs the jobs
-	Priority     string  `json:"priority,omitempty"` // PriorityHigh, PriorityNormal (when empty) or PriorityLow
-	BasePriority float64 `json:"base_priority,omitempty"`
-	MaxRetries   *int    `json:"max_retries,omitempty"` // number of retries; nil: the workers' default
+	Tenant string `json:"tenant,omitempty"`
+	Name   string `json:"name,omitempty"` // a name for people, up to 256 bytes
+	// Tags are up to 8 pairs by which the group is found (see [GroupFilter]), such as campaign=spring.
+	// api.ValidTag says what they may be.
+	Tags         api.Tags `json:"tags,omitempty"`
+	Type         string   `json:"type"`               // job type: names the processor that runs the jobs
+	Priority     string   `json:"priority,omitempty"` // PriorityHigh, PriorityNormal (when empty) or PriorityLow
+	BasePriority float64  `json:"base_priority,omitempty"`
+	MaxRetries   *int     `json:"max_retries,omitempty"` // number of retries; nil: the workers' default
 	// JobTimeout is the timeout of one attempt; 0: the workers' default.
 	JobTimeout time.Duration `json:"-"`
 	RunAt      *time.Time    `json:"run_at,omitempty"` // the group's jobs do not start before this time
@@ -45,6 +48,9 @@ type Submission struct {
 	FailureThreshold *float64 `json:"failure_threshold,omitempty"`
 	// Aggregate lists the values to compute from the jobs' results.
 	Aggregate []Aggregate `json:"aggregate,omitempty"`
+	// CallbackURL is called when the group has ended, instead of the tenant's endpoint (see
+	// [API.SetCallback] and [VerifyWebhook]).
+	CallbackURL string `json:"callback_url,omitempty"`
 	// Total is the number of jobs of the whole group; the group is sealed when it has them.
 	Total *int64   `json:"total,omitempty"`
 	Jobs  []NewJob `json:"-"`
@@ -196,6 +202,7 @@ type GroupFilter struct {
 	// FailedJobs is whether at least one job of the group has failed. A group with few failed jobs
 	// is COMPLETED, not FAILED.
 	FailedJobs *bool
+	Tags       api.Tags  // all of them; fast with a Tenant
 	Prefix     string    // the beginning of the id
 	Since      time.Time // the group was created then or later
 }
@@ -211,6 +218,9 @@ func (a *API) Groups(ctx context.Context, f GroupFilter) iter.Seq2[api.Group, er
 		if value != "" {
 			query.Set(name, value)
 		}
+	}
+	if len(f.Tags) > 0 {
+		query["tag"] = f.Tags.Pairs()
 	}
 	if f.Paused != nil {
 		query.Set("paused", strconv.FormatBool(*f.Paused))

@@ -40,6 +40,7 @@ func TestGroupViews(t *testing.T) {
 	no := false
 	for _, err := range a.Groups(t.Context(), client.GroupFilter{
 		Type: "T", Paused: &no, FailedJobs: &no, Prefix: "p-", Since: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC),
+		Tags: api.Tags{"b": "2&3", "a": "1"},
 	}) {
 		require.NoError(t, err)
 	}
@@ -57,7 +58,7 @@ func TestGroupViews(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 9, m.Jobs)
 	require.Equal(t, []string{
-		"/v1/groups?failed_jobs=false&paused=false&prefix=p-&since=2026-01-02T03%3A04%3A05Z&type=T",
+		"/v1/groups?failed_jobs=false&paused=false&prefix=p-&since=2026-01-02T03%3A04%3A05Z&tag=a%3D1&tag=b%3D2%263&type=T",
 		"/v1/groups/g/failures?code=A%26B&cursor=&limit=2&payload=true", "/v1/groups/g/failures?cursor=7",
 		"/v1/groups/g/failures/summary", "/v1/groups/g/map?buckets=10",
 	}, asked)
@@ -69,6 +70,7 @@ func TestPauseResumeAndTenantCalls(t *testing.T) {
 		body, err := io.ReadAll(r.Body)
 		require.NoError(t, err)
 		calls = append(calls, r.Method+" "+r.URL.RequestURI()+" "+string(body))
+		require.Equal(t, r.Method == "PATCH", r.Header.Get("Content-Type") == "application/merge-patch+json")
 		if len(calls)%2 == 1 {
 			refuse(rw, http.StatusServiceUnavailable, api.Problem{})
 			return
@@ -107,6 +109,15 @@ func TestPauseResumeAndTenantCalls(t *testing.T) {
 			return err
 		}},
 		{`PATCH /v1/tenants/t {}`, func() error { _, err := a.PatchTenant(ctx, "t", api.TenantPatch{}); return err }},
+		{`GET /v1/limits `, func() error { _, err := a.Limits(ctx); return err }},
+		{`PATCH /v1/limits {"global":{"rps":0,"share":null}}`, func() error {
+			_, err := a.PatchLimits(ctx, api.LimitsPatch{Global: api.GlobalPatch{RPS: api.SetTo[int64](0), Share: api.ToDefault[string]()}})
+			return err
+		}},
+		{`PATCH /v1/types/T {"in_flight":20}`, func() error {
+			_, err := a.PatchType(ctx, "T", api.TypePatch{InFlight: api.SetTo[int64](20)})
+			return err
+		}},
 		{`PUT /v1/workers/w {"workers":0}`, func() error { _, err := a.ResizeWorker(ctx, "w", 0); return err }},
 		{`PUT /v1/tenants/t {}`, func() error { _, err := a.SetTenant(ctx, "t", api.TenantSettings{}); return err }},
 	} {
@@ -114,13 +125,15 @@ func TestPauseResumeAndTenantCalls(t *testing.T) {
 		require.NoError(t, c.do())
 		require.Equal(t, []string{c.want, c.want}, calls, "each of these calls is retried after status 503")
 	}
-	require.Len(t, w.all(), 13)
+	require.Len(t, w.all(), 16)
 
 	calls = nil
 	for _, id := range []string{"", ".", "..", "a/b", "{x}", "a b"} {
 		_, err := a.PauseTenant(ctx, id)
 		require.ErrorContains(t, err, "tenant id", id)
 		_, err = a.ResumeType(ctx, id)
+		require.ErrorContains(t, err, "type id", id)
+		_, err = a.PatchType(ctx, id, api.TypePatch{})
 		require.ErrorContains(t, err, "type id", id)
 		_, err = a.Tenant(ctx, id)
 		require.ErrorContains(t, err, "must match", id)

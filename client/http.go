@@ -58,6 +58,13 @@ func (c apiCall) withBody(body any) apiCall {
 	return c
 }
 
+// withPatch returns the call with a body that is a JSON merge patch.
+func (c apiCall) withPatch(patch any) apiCall {
+	c = c.withBody(patch)
+	c.header = http.Header{"Content-Type": {"application/merge-patch+json"}}
+	return c
+}
+
 // mayRepeat reports whether a call that failed with err may be attempted again.
 func (c *apiCall) mayRepeat(err error) bool {
 	e, ok := errors.AsType[*Error](err)

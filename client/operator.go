@@ -91,9 +91,27 @@ func (a *API) SetTenant(ctx context.Context, tenant string, set api.TenantSettin
 // PatchTenant changes the settings of a tenant that the patch has; the others stay as they are.
 // Patches of different settings at the same time all have their effect.
 func (a *API) PatchTenant(ctx context.Context, tenant string, patch api.TenantPatch) (api.Tenant, error) {
-	c := callOn("change", http.MethodPatch, "tenant", tenant, "").withBody(patch)
-	c.header = http.Header{"Content-Type": {"application/merge-patch+json"}}
-	return doJSON[api.Tenant](ctx, a, c)
+	return doJSON[api.Tenant](ctx, a, callOn("change", http.MethodPatch, "tenant", tenant, "").withPatch(patch))
+}
+
+// Limits returns what limits the start of jobs: the limits of all jobs together, and those of types.
+func (a *API) Limits(ctx context.Context) (api.Limits, error) {
+	return doJSON[api.Limits](ctx, a, apiCall{action: "get limits", method: http.MethodGet, path: "/v1/limits"})
+}
+
+// PatchLimits changes the global limits that the patch has; the others stay as they are. If the
+// answer has PendingPartitions, the change is stored, and takes effect there when a fetcher runs and
+// reaches them. The same call may be repeated. If the API asks for keys, it must be that of an
+// admin.
+func (a *API) PatchLimits(ctx context.Context, patch api.LimitsPatch) (api.Limits, error) {
+	c := apiCall{action: "change limits", method: http.MethodPatch, path: "/v1/limits"}
+	return doJSON[api.Limits](ctx, a, c.withPatch(patch))
+}
+
+// PatchType changes the limits of a job type over all processes, like PatchLimits. The type need not
+// be known yet; at most api.MaxLimitedTypes may have limits.
+func (a *API) PatchType(ctx context.Context, typ string, patch api.TypePatch) (api.Limits, error) {
+	return doJSON[api.Limits](ctx, a, callOn("change", http.MethodPatch, "type", typ, "").withPatch(patch))
 }
 
 // ResizeWorker asks a worker process to have n slots from now on, 0 to api.MaxWorkers; without
@@ -368,4 +386,28 @@ func (a *API) CompleteEntryToken(ctx context.Context, token string, sold bool) (
 func onToken(verb string, body api.EntryTokenCall) apiCall {
 	c := apiCall{action: verb + " entry token", method: http.MethodPost, path: "/v1/entry-tokens/" + verb}
 	return c.withBody(body)
+}
+
+// StartOperation changes all groups, or dead letters, that a filter matches; Operation shows how far
+// it is. The client repeats the call only after status 429: an operation that was started twice
+// changes nothing the second time, but counts what it skips.
+func (a *API) StartOperation(ctx context.Context, r api.OperationRequest) (api.Operation, error) {
+	c := apiCall{action: "start operation", method: http.MethodPost, path: "/v1/operations", onlyIfRefused: true}
+	return doJSON[api.Operation](ctx, a, c.withBody(r))
+}
+
+// Operations iterates over operations, newest first. An error ends the iteration.
+func (a *API) Operations(ctx context.Context) iter.Seq2[api.Operation, error] {
+	return pages(ctx, a, "operations", url.Values{"limit": {"200"}},
+		func(l api.OperationList) ([]api.Operation, string) { return l.Operations, l.Cursor })
+}
+
+// Operation returns an operation.
+func (a *API) Operation(ctx context.Context, id string) (api.Operation, error) {
+	return doJSON[api.Operation](ctx, a, callOn("get", http.MethodGet, "operation", id, ""))
+}
+
+// ControlOperation pauses, resumes or cancels an operation.
+func (a *API) ControlOperation(ctx context.Context, id string, do api.OperationCommand) (api.Operation, error) {
+	return doJSON[api.Operation](ctx, a, callOn(string(do), http.MethodPost, "operation", id, "/"+string(do)))
 }

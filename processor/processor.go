@@ -42,6 +42,23 @@ type Job struct {
 	// AcceptedAt is when the job entered the fair queue in this round: when ingest accepted it or,
 	// after the command retry, when it was requeued.
 	AcceptedAt time.Time
+
+	ctx context.Context //nolint:containedctx // see Context
+}
+
+// Context returns the context of a job in a call of [Batcher]: it ends with that of the call, or
+// before, when the job's group is cancelled or its lease is lost.
+func (j Job) Context() context.Context {
+	if j.ctx == nil {
+		return context.Background()
+	}
+	return j.ctx
+}
+
+// WithContext returns the job with the context that its method Context returns.
+func (j Job) WithContext(ctx context.Context) Job {
+	j.ctx = ctx
+	return j
 }
 
 // AttemptError is the error with which an attempt of a job has ended.

@@ -25,7 +25,7 @@ import (
 
 // Worker is the main function of a worker process with these processors, and none of the built-in
 // ones. It exits the process.
-func Worker(procs ...processor.Processor) {
+func Worker(procs ...processor.Runner) {
 	main("worker", roles.Own{Processors: procs}.Worker)
 }
 
@@ -66,11 +66,13 @@ type Config struct {
 	// {"WORKER_COUNT": "50"}; docs/configuration.md lists them. With ADMIN_ADDR the program also
 	// serves /healthz, /readyz and /metrics there; without, it does not.
 	Settings map[string]string
-	// BuiltIn serves SEND_EMAIL, HTTP and, with PUSH_ACCOUNTS_FILE, PUSH_NOTIFICATION beside your
+	// BuiltIn serves SEND_EMAIL, HTTP, HTTP_BATCH and, with PUSH_ACCOUNTS_FILE, PUSH_NOTIFICATION beside your
 	// own processors; NOOP, too, if WORKER_TYPES names it.
 	BuiltIn bool
 	// Middleware is called around each attempt of each processor; the first one is called first.
 	Middleware []processor.Middleware
+	// BatchMiddleware is called around each call of each processor.Batcher.
+	BatchMiddleware []processor.BatchMiddleware
 	// Reducers are the reducers for aggregates; nil: the built-in ones. Only NewAll uses them.
 	Reducers *reducer.Registry
 
@@ -98,20 +100,20 @@ type Embedded struct {
 
 // NewWorker returns a worker that runs jobs with these processors. The other roles run elsewhere,
 // for example as `bulkaction all`.
-func NewWorker(c Config, procs ...processor.Processor) *Embedded {
+func NewWorker(c Config, procs ...processor.Runner) *Embedded {
 	return &Embedded{"worker", c, c.own(procs).Worker}
 }
 
 // NewAll returns all six roles in one, with a worker that runs jobs with these processors. Several
 // programs with all roles, or with single ones, may share a Redis.
-func NewAll(c Config, procs ...processor.Processor) *Embedded {
+func NewAll(c Config, procs ...processor.Runner) *Embedded {
 	return &Embedded{"all", c, func(ctx context.Context, p *app.Process, b roles.Base) error {
 		return roles.Together(ctx, p, b, c.own(procs).Jobs())
 	}}
 }
 
-func (c Config) own(procs []processor.Processor) roles.Own {
-	own := roles.Own{Processors: procs, Middleware: c.Middleware, Reducers: c.Reducers, Listening: c.Listening}
+func (c Config) own(procs []processor.Runner) roles.Own {
+	own := roles.Own{Processors: procs, Middleware: c.Middleware, BatchMiddleware: c.BatchMiddleware, Reducers: c.Reducers, Listening: c.Listening}
 	if c.BuiltIn {
 		own.BuiltIn = builtin.Create
 	}

@@ -2,6 +2,7 @@ package run_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -338,6 +339,67 @@ func TestHandlersOfHTTPJobs(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, "NO_CUSTOMER", f.Code)
 		require.Equal(t, "call 127.0.0.1: status 422 Unprocessable Entity: acme has no 7", f.Error)
+	}
+}
+
+// TestBatchesOfHTTPJobs: jobs of HTTP_BATCH share requests. The handler refuses each request with a
+// poison item, which alone fails.
+func TestBatchesOfHTTPJobs(t *testing.T) {
+	t.Parallel()
+	url, prefix := redistest.Shared(t)
+	var largest atomic.Int64
+	handler := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var items []struct {
+			ID   string
+			Body string
+		}
+		_ = json.NewDecoder(r.Body).Decode(&items)
+		largest.Store(max(largest.Load(), int64(len(items))))
+		outcomes := make([]map[string]string, len(items))
+		for i, item := range items {
+			if outcomes[i] = map[string]string{"result": item.ID}; item.Body == "poison" {
+				w.WriteHeader(http.StatusUnprocessableEntity)
+				_, _ = io.WriteString(w, `{"code": "POISON"}`)
+				return
+			}
+		}
+		_ = json.NewEncoder(w).Encode(outcomes)
+	}))
+	t.Cleanup(handler.Close)
+	listening := make(chan string, 1)
+	start(t, run.NewAll(run.Config{
+		RedisURL: url, BuiltIn: true, Logger: slog.New(slog.DiscardHandler), Listening: func(addr string) { listening <- addr },
+		Settings: map[string]string{
+			"KEY_PREFIX": prefix, "API_ADDR": "127.0.0.1:0", "HTTP_PROCESSOR_ALLOWED_CIDRS": "127.0.0.0/8",
+			"HTTP_PROCESSOR_BATCH_SIZE": "20", "HTTP_PROCESSOR_BATCH_WAIT": "200ms", "BACKPRESSURE_DEFAULT_BACKOFF": "10ms",
+			"CONGESTION_BASE_BACKOFF": "10ms", "MAX_RETRY_COUNT": "0",
+		},
+	}))
+	a := client.NewAPI("http://" + <-listening)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	submission := client.Submission{ID: "g", Tenant: "acme", Type: "HTTP_BATCH", Seal: true}
+	for i := range 50 {
+		body := "good"
+		if i == 7 {
+			body = "poison"
+		}
+		submission.Jobs = append(submission.Jobs, client.NewJob{Payload: map[string]string{"url": handler.URL, "body": body}})
+	}
+	_, err := a.Submit(ctx, submission)
+	require.NoError(t, err)
+	g, err := a.Wait(ctx, "g")
+	require.NoError(t, err)
+	require.EqualValues(t, 49, g.Counts.Done)
+	require.Greater(t, largest.Load(), int64(1))
+	for f, err := range a.Failures(ctx, "g") {
+		require.NoError(t, err)
+		require.Equal(t, int64(7), f.Ordinal)
+		require.Equal(t, "POISON", f.Code)
+	}
+	for r, err := range a.Results(ctx, "g") {
+		require.NoError(t, err)
+		require.JSONEq(t, fmt.Sprintf(`"g.%d"`, r.Ordinal), string(r.Data))
 	}
 }
 

@@ -34,11 +34,20 @@
 //     (unfinished, active, congested) are the numbers of such jobs, and the set of active tenants
 //     holds those with active jobs. A counter is not checked if a job or group that it counts
 //     breaks one of the first three laws.
+//   - places ([LawPlaces]): the count of jobs in flight of a tenant with a bound is the number of entries
+//     that its jobs have in the ready streams; like a counter, it is not always checked.
 //   - registry ([LawRegistry]): a group's owner key names its tenant; the group is in its tenant's
-//     partition, on its tenant's list and on that of all groups, and its tenant on that of tenants.
+//     partition, on its tenant's list, on those of its tags and on that of all groups, and its tenant on that
+//     of tenants. A list of groups with a tag has no others, and a tenant's tags are those with such a list.
 //     Each group on any list exists, and each owner key has a group ([CheckOwnerKeys]). Who moves
 //     jobs on finds them: a group with waiting jobs that may start is in the fair queue, with its
 //     tenant, and a tenant with non-ready or suspended jobs is on the lists of such tenants.
+//   - operations ([LawOperations]): what an operation on many groups has matched is what it has changed
+//     and skipped, by reasons; it can be read, and is on the list of those that have not ended if it has
+//     not.
+//   - callbacks ([LawCallbacks]): a callback exists and is pending in both sets of its queue, or is dead, has
+//     no body and is among the dead ones. The set of queues has those that are not empty, by the time of their
+//     first callback, and the bytes of a queue are those of its bodies.
 //   - receipt ([LawReceipt]): a group holds at least as many jobs as its producer was told were
 //     accepted ([Receipts]).
 //   - durability ([LawDurability]): Redis doesn't lose writes that it has confirmed. The watcher
@@ -102,15 +111,18 @@ const (
 	LawDelivery     = "delivery"
 	LawLifecycle    = "lifecycle"
 	LawCounters     = "counters"
+	LawPlaces       = "places"
 	LawRegistry     = "registry"
 	LawDurability   = "durability"
 	LawReceipt      = "receipt"
+	LawOperations   = "operations"
+	LawCallbacks    = "callbacks"
 )
 
 // Laws lists the names of all laws.
 var Laws = []string{
-	LawConservation, LawStates, LawLocation, LawResults, LawDelivery, LawLifecycle, LawCounters, LawRegistry,
-	LawDurability, LawReceipt,
+	LawConservation, LawStates, LawLocation, LawResults, LawDelivery, LawLifecycle, LawCounters, LawPlaces, LawRegistry,
+	LawDurability, LawReceipt, LawOperations, LawCallbacks,
 }
 
 // Report is the result of an audit.
@@ -153,7 +165,9 @@ type Options struct {
 	Rate int
 
 	// unlisted has, by partition, groups that have a key but are not on the list of all groups.
-	unlisted   map[int][]string
+	unlisted map[int][]string
+	// orphans has, by partition, callbacks that are neither in a queue nor dead.
+	orphans    map[int][]string
 	stateBytes int         // how many bytes of states are kept in memory at once; 0: maxStateBytes
 	only       *Candidates // audit only these; nil: everything
 }
@@ -170,11 +184,14 @@ const (
 )
 
 // Run makes a full audit of all partitions. It changes nothing, and the roles may run meanwhile. It
-// scans the names of all keys in Redis once, and so finds groups that no list names. An error means that the audit could not be finished: the report is incomplete.
+// scans the names of all keys in Redis twice, and so finds groups and callbacks that no list names. An error means that the audit could not be finished: the report is incomplete.
 func Run(ctx context.Context, conn *redisx.Conn, space keyspace.Space, opts Options) (Report, error) {
 	var err error
-	if opts.unlisted, err = unlistedGroups(ctx, conn, space); err != nil {
+	if opts.unlisted, err = unlistedIDs(ctx, conn, space, keyspace.Partition.Group, unlistedGroups); err != nil {
 		return Report{}, fmt.Errorf("look for unlisted groups: %w", err)
+	}
+	if opts.orphans, err = unlistedIDs(ctx, conn, space, keyspace.Partition.Callback, orphanCallbacks); err != nil {
+		return Report{}, fmt.Errorf("look for lost callbacks: %w", err)
 	}
 	return runPartitions(ctx, conn, space, space.All(), opts)
 }

@@ -3,10 +3,12 @@ package audit
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
@@ -277,4 +279,63 @@ func TestKeyOfWrongTypeIsReported(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestCallbacksThatMove: while callbacks are added, sent and redelivered, no audit finds a violation, in a
+// queue of several pages. When they rest, it finds one that is lost in the middle.
+func TestCallbacksThatMove(t *testing.T) {
+	url, prefix := redistest.Parallel(t)
+	w := audittest.New(t, url, prefix, 1)
+	p := w.Space.Partition(0)
+	add := func(from, to int) error {
+		var all []ledger.NewCallback
+		for i := from; i < to; i++ {
+			all = append(all, ledger.NewCallback{ID: fmt.Sprint("c", i), Queue: "acme", Tenant: "acme", Body: []byte("12345")})
+		}
+		_, _, err := ledger.AddCallbacks(w.Context(), w.C, p, all)
+		return err
+	}
+	for i := 0; i < 1200; i += 200 {
+		w.OK(add(i, i+200))
+	}
+	move := func(n int) error {
+		all, _, _, err := ledger.ClaimCallbacks(w.Context(), w.C, p, ledger.Claim{Most: 2, Each: 2, Lease: time.Minute})
+		for i := range all {
+			how := []ledger.Settlement{ledger.Delivered, ledger.Dead, ledger.Retry}[(n+i)%3]
+			_, settled := ledger.SettleCallback(w.Context(), w.C, p, &all[i], how, time.Minute, "", "")
+			err = errors.Join(err, settled)
+		}
+		dead, listed := ledger.CallbackIDs(w.Context(), w.C, p, "", 0, 1)
+		_, _, _, redelivered := ledger.RedeliverCallbacks(w.Context(), w.C, p, dead...)
+		return errors.Join(err, add(n, n+1), listed, redelivered)
+	}
+	stop, stopped := make(chan struct{}), make(chan error)
+	go func() {
+		var err error
+		for n := 1200; err == nil; n++ {
+			select {
+			case <-stop:
+				stopped <- nil
+				return
+			default:
+				err = move(n)
+			}
+		}
+		stopped <- err
+	}()
+	for range 3 {
+		require.Empty(t, run(w, Options{}).Violations)
+	}
+	close(stop)
+	w.OK(<-stopped)
+	require.Empty(t, run(w, Options{}).Violations)
+	ids := w.C.ZRange(w.Context(), p.CallbackAges("acme"), 600, -1).Val()
+	for !w.C.HExists(w.Context(), p.Callback(ids[0]), "body").Val() { // one that was sent again has none
+		ids = ids[1:]
+	}
+	w.OK(w.C.Del(w.Context(), p.Callback(ids[0])).Err())
+	found := run(w, Options{}).Violations
+	require.Len(t, found, 2)
+	require.Equal(t, "callback "+ids[0]+": it is in queue acme, but does not exist", found[0].Detail)
+	require.Contains(t, found[1].Detail, "the bodies of queue acme have ")
 }

@@ -34,6 +34,9 @@ func (c counters) check(ctx context.Context) error {
 	if err := c.ReadByScore(ctx, c.p.Open(), func(ids []string) error { return c.addNewGroups(ctx, ids) }); err != nil {
 		return err
 	}
+	if err := c.checkPlaces(ctx); err != nil {
+		return err
+	}
 	newestBefore, err := c.newestReady(ctx)
 	if err != nil {
 		return err
@@ -128,6 +131,85 @@ func (c counters) checkTenant(name string, r tenantRecount) {
 			fmt.Sprint(name, "set", isActive),
 			"tenant %s has %d active jobs, but its being in the active set is %t", name, stored, r.inActiveSet)
 	}
+}
+
+// maxPlaceEntries is the most entries of ready streams that are read in one transaction.
+const maxPlaceEntries = 10_000
+
+// checkPlaces compares the count of jobs in flight of each tenant with a bound with the entries of its
+// jobs in the ready streams. It reads both in one transaction; if there are too many entries, it judges
+// nothing.
+func (c counters) checkPlaces(ctx context.Context) error {
+	bounded, entries, err := c.bounded(ctx)
+	if err != nil || len(bounded) == 0 || entries > maxPlaceEntries {
+		return err
+	}
+	var stored []*redis.SliceCmd
+	var streams []*redis.XMessageSliceCmd
+	if err := c.Transaction(ctx, func(p redis.Pipeliner) {
+		stored, streams = nil, nil
+		for _, name := range bounded {
+			stored = append(stored, p.HMGet(ctx, c.p.Tenant(name), "in_flight", "places"))
+		}
+		for typ := range c.types {
+			streams = append(streams, p.XRangeN(ctx, c.p.Ready(typ), "-", "+", maxPlaceEntries))
+		}
+	}); err != nil {
+		return err
+	}
+	ofGroup, unsure, bytes := map[string]int64{}, map[string]bool{}, 0
+	for _, stream := range streams {
+		for _, e := range stream.Val() {
+			blob := ledger.MessageBlob(e.Values)
+			bytes += len(blob)
+			if j, err := ledger.ParseJob(blob); err == nil {
+				ofGroup[j.Group]++
+				unsure[j.Group] = unsure[j.Group] || c.found.uncertainTypes[j.Type]
+			}
+		}
+	}
+	groups := slices.Sorted(maps.Keys(ofGroup))
+	owners, err := read.Ask(ctx, c.Pipeline, read.PageSize, groups, func(p redis.Pipeliner, group string) *redis.StringCmd {
+		return p.HGet(ctx, c.p.Group(group), "tenant")
+	})
+	counted, uncertain := map[string]int64{}, map[string]bool{} // by tenant; entries of groups that are gone are nobody's
+	for i, owner := range owners {
+		counted[owner.Val()] += ofGroup[groups[i]]
+		uncertain[owner.Val()] = uncertain[owner.Val()] || unsure[groups[i]]
+	}
+	for i, name := range bounded {
+		v, want := stored[i].Val(), counted[name]
+		if have := read.Int(v[1]); err == nil && v[0] != nil && have != want && !uncertain[name] {
+			c.found.add(newFinding(LawPlaces, "", "", fmt.Sprint(name, " ", have-want),
+				"tenant %s counts %d jobs in flight, but its jobs have %d entries in the ready streams", name, have, want).repairedBy(
+				Repair{Kind: RepairCounter, Counter: ledger.Counter{Tenant: true, Of: name, Name: "places", Have: have, Want: want}}))
+		}
+	}
+	return errors.Join(err, c.Pacer.Wait(ctx, int(entries), bytes))
+}
+
+// bounded returns the tenants with a bound of jobs in flight that are not uncertain, and how many
+// entries the ready streams have.
+func (c counters) bounded(ctx context.Context) (tenants []string, entries int64, err error) {
+	names, types := slices.Sorted(maps.Keys(c.tenants)), slices.Sorted(maps.Keys(c.types))
+	bounds, err := read.Ask(ctx, c.Pipeline, read.PageSize, names, func(p redis.Pipeliner, name string) *redis.BoolCmd {
+		return p.HExists(ctx, c.p.Tenant(name), "in_flight")
+	})
+	for i, bound := range bounds {
+		if bound.Val() && !c.found.uncertainTenants[names[i]] {
+			tenants = append(tenants, names[i])
+		}
+	}
+	if err != nil || len(tenants) == 0 {
+		return nil, 0, err
+	}
+	lengths, err := read.Ask(ctx, c.Pipeline, read.PageSize, types, func(p redis.Pipeliner, typ string) *redis.IntCmd {
+		return p.XLen(ctx, c.p.Ready(typ))
+	})
+	for _, n := range lengths {
+		entries += n.Val()
+	}
+	return tenants, entries, err
 }
 
 // addNewGroups adds the tenants and types of the groups with these ids to those that this pass

@@ -30,6 +30,7 @@ const (
 	RepairCodes                     // the group's error codes don't agree with its failures
 	RepairCounter                   // a counter of a tenant or type differs from the recounted value
 	RepairOwner                     // the group's owner key doesn't name its tenant
+	Redeliver                       // a callback is not where its state says, or its queue is not in its place
 	Quarantine                      // what does not belong at Locations is to be quarantined
 )
 
@@ -41,6 +42,7 @@ type Repair struct {
 	Version     int64            // RepairGroup: the version of the group's repairs when it was read
 	Counter     ledger.Counter   // RepairCounter
 	Owner       string           // RepairOwner: whom the key names; "" if there is no such key
+	Callback    string           // Redeliver: it, or the first of its queue
 }
 
 // noOrdinal is the ordinal of a finding that is not about a single job.

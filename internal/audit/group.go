@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
@@ -76,8 +75,17 @@ func (ps *pass) run(ctx context.Context) error {
 	if !ps.full() {
 		return nil
 	}
+	if err := ps.checkTags(ctx); err != nil {
+		return fmt.Errorf("read tags: %w", err)
+	}
 	if err := (counters{ps.scope}).check(ctx); err != nil {
 		return fmt.Errorf("read counters: %w", err)
+	}
+	if err := ps.checkOperations(ctx); err != nil {
+		return fmt.Errorf("read operations: %w", err)
+	}
+	if err := ps.checkCallbacks(ctx); err != nil {
+		return fmt.Errorf("read callbacks: %w", err)
 	}
 	return ps.checkDeliveries(ctx)
 }
@@ -93,7 +101,7 @@ func (ps *pass) checkGroups(ctx context.Context, ids []string) error {
 }
 
 // checkByHeader reads the groups with these headers, as many in one transaction as make a page, and
-// checks them. If a group has other types or another tenant than its header, it is read again. A
+// checks them. If a group has other types, tags or another tenant than its header, it is read again. A
 // group with a key of the wrong Redis type is not judged, and neither are the counters that it adds
 // to.
 func (ps *pass) checkByHeader(ctx context.Context, headers []read.Header) error {
@@ -110,6 +118,7 @@ func (ps *pass) checkByHeader(ctx context.Context, headers []read.Header) error 
 			g := newGroup(reply())
 			now := read.Header{
 				ID: g.ID, Tenant: g.Fields["tenant"], Types: g.Fields["types"], Accepted: g.size(), Lane: g.Lane,
+				Tags: g.Fields["tags"],
 			}
 			switch {
 			case len(g.WrongTypes) > 0:
@@ -121,7 +130,7 @@ func (ps *pass) checkByHeader(ctx context.Context, headers []read.Header) error 
 				ps.found.add(newFinding(LawRegistry, g.ID, g.Tenant, "unknown",
 					"it is on the list of groups, but there is no such group").repairedBy(Repair{Kind: RepairDeleted}))
 			case g.status() == "":
-			case now.Types != g.Types || now.Tenant != g.Tenant:
+			case now.Types != g.Types || now.Tenant != g.Tenant || now.Tags != g.Tags:
 				changed = append(changed, now)
 			default:
 				groups = append(groups, g)
@@ -189,6 +198,9 @@ func (ps *pass) checkOwners(ctx context.Context, groups []*group) error {
 		}
 		if !g.TenantListed {
 			report(g.relist(), "tenants", "its tenant is missing on the list of tenants")
+		}
+		for _, tag := range g.Untagged {
+			report(g.relist(), "tag "+tag, "it is missing on its tenant's list of groups with the tag %s", tag)
 		}
 		if at := ps.space.OfTenant(g.Tenant).Index(); at != ps.p.Index() {
 			report(Repair{}, "partition", "its tenant %s belongs to partition %d", g.Tenant, at)
@@ -270,31 +282,47 @@ func unknownOn(id, tenant, list string) Finding {
 		repairedBy(Repair{Kind: RepairDeleted})
 }
 
-// unlistedGroups scans the keys of every shard. It returns, by partition, the groups that are not on
-// the list of all groups.
-func unlistedGroups(ctx context.Context, conn *redisx.Conn, space keyspace.Space) (map[int][]string, error) {
-	all, partitions, r := map[int][]string{}, map[string]keyspace.Partition{}, read.Reader{Cmd: conn.Cmd}
-	for _, p := range space.All() {
-		partitions[p.Group("")] = p
-	}
-	pattern := read.AnyPartition(space.Partition(0).Group("*"))
-	err := read.ScanKeys(ctx, conn, pattern, func(keys []string) error {
-		cut := func(key string) (p keyspace.Partition, id string) {
-			at := strings.LastIndexByte(key, ':') + 1 // an id has no colon
-			return partitions[key[:at]], key[at:]
+// placed is an id of something in a partition. With set it belongs in this sorted set.
+type placed struct {
+	p       keyspace.Partition
+	id, set string
+}
+
+// unlistedGroups returns the groups that are not on the list of all groups.
+func unlistedGroups(ctx context.Context, r read.Reader, all []placed) (unlisted []placed, err error) {
+	scores, err := read.Ask(ctx, r.Pipeline, read.PageSize, all, func(p redis.Pipeliner, of placed) *redis.FloatCmd {
+		return p.ZScore(ctx, of.p.Groups(), of.id)
+	})
+	for i, score := range scores {
+		if errors.Is(score.Err(), redis.Nil) {
+			unlisted = append(unlisted, all[i])
 		}
-		keys = slices.DeleteFunc(keys, func(key string) bool {
-			p, _ := cut(key)
-			return p.Base() == ""
-		})
-		scores, err := read.Ask(ctx, r.Pipeline, read.PageSize, keys, func(pipe redis.Pipeliner, key string) *redis.FloatCmd {
-			p, id := cut(key)
-			return pipe.ZScore(ctx, p.Groups(), id)
-		})
-		for i, score := range scores {
-			if p, id := cut(keys[i]); errors.Is(score.Err(), redis.Nil) {
-				all[p.Index()] = append(all[p.Index()], id)
+	}
+	return unlisted, err
+}
+
+// unlistedIDs scans the names of all keys for those that key returns, and returns by partition the ids of
+// those of which only chooses some. An id has no colon.
+func unlistedIDs(
+	ctx context.Context, conn *redisx.Conn, space keyspace.Space, key func(keyspace.Partition, string) string,
+	only func(context.Context, read.Reader, []placed) ([]placed, error),
+) (map[int][]string, error) {
+	all, partitions := map[int][]string{}, map[string]keyspace.Partition{}
+	for _, p := range space.All() {
+		partitions[key(p, "")] = p
+	}
+	pattern := read.AnyPartition(key(space.Partition(0), "*"))
+	err := read.ScanKeys(ctx, conn, pattern, func(keys []string) error {
+		var page []placed
+		for _, k := range keys {
+			at := strings.LastIndexByte(k, ':') + 1
+			if p, known := partitions[k[:at]]; known {
+				page = append(page, placed{p: p, id: k[at:]})
 			}
+		}
+		found, err := only(ctx, read.Reader{Cmd: conn.Cmd}, page)
+		for _, of := range found {
+			all[of.p.Index()] = append(all[of.p.Index()], of.id)
 		}
 		return err
 	})

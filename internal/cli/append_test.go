@@ -67,7 +67,7 @@ func TestAppendAndSeal(t *testing.T) {
 func TestGroupsLs(t *testing.T) {
 	f := newFakeAPI(t)
 	for i := range 5 {
-		got := f.exec(t.Context(), console{}, "submit", "--type", "T", "--tenant", fmt.Sprint("t", i%2), "--id", fmt.Sprint("g", i), "--payload", "1")
+		got := f.exec(t.Context(), console{}, "submit", "--type", "T", "--tenant", fmt.Sprint("t", i%2), "--id", fmt.Sprint("g", i), "--payload", "1", "--tag", fmt.Sprint("half=", i%2), "--tag", "of=x=y")
 		require.Equal(t, exitOK, got.code, got.err)
 	}
 	got := f.exec(t.Context(), console{}, "groups", "ls")
@@ -77,7 +77,7 @@ func TestGroupsLs(t *testing.T) {
 	require.Equal(t, "GROUP TENANT TYPE STATUS JOBS DONE FAILED CREATED", strings.Join(strings.Fields(lines[0]), " "))
 	require.Equal(t, "g0 t0 T COMPLETED 1 1 0 2030-01-02 03:04:05Z", strings.Join(strings.Fields(lines[1]), " "))
 	for args, want := range map[string]int{
-		"--tenant t1": 2, "--status completed": 5, "--status FAILED": 0, "--limit 3": 3, "--limit 5": 5, "--limit 2 --all": 5, "--failed-jobs": 0, "--failed-jobs=false": 5,
+		"--tenant t1": 2, "--status completed": 5, "--status FAILED": 0, "--limit 3": 3, "--limit 5": 5, "--limit 2 --all": 5, "--failed-jobs": 0, "--failed-jobs=false": 5, "--tag half=1": 2, "--tag half=1 --tag of=x=y": 2, "--tag half=2": 0,
 	} {
 		got := f.exec(t.Context(), console{}, append([]string{"groups", "ls", "--json"}, strings.Fields(args)...)...)
 		require.Equal(t, exitOK, got.code, got.err)

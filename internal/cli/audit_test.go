@@ -42,7 +42,7 @@ func TestAudit(t *testing.T) {
 	defer c.Close()
 	space, err := keyspace.New("x:", 2)
 	require.NoError(t, err)
-	require.NoError(t, c.Set(t.Context(), space.PartitionCount(), 2, 0).Err())
+	inUse(t, c, space)
 	p := space.OfTenant("acme")
 	require.NoError(t, c.Set(t.Context(), space.OfGroup("g").Owner("g"), "acme", 0).Err())
 	_, err = ledger.Create(t.Context(), c, p, ledger.CreateArgs{Group: "g", Tenant: "acme", Type: "T", Hash: "h", Fields: map[string]string{"lane": "normal"}})
@@ -104,6 +104,12 @@ func TestAuditRefusesWrongFlagsAndReportsMissingRedis(t *testing.T) {
 	require.Empty(t, logged.String(), "no log line may appear: the error says it")
 }
 
+// inUse makes Redis that of an installation with this key space.
+func inUse(t *testing.T, c *redis.Client, space keyspace.Space) {
+	require.NoError(t, c.Set(t.Context(), space.PartitionCount(), space.Partitions(), 0).Err())
+	require.NoError(t, c.HSet(t.Context(), space.Layouts(), ledger.Layout.Name, ledger.Layout.Newest).Err())
+}
+
 // newAuditedGroup stores the group g of the tenant acme, with three jobs, and sets the environment
 // so that `bulkaction audit` uses its Redis. It returns a client of this Redis, and the key space.
 func newAuditedGroup(t *testing.T) (*redis.Client, keyspace.Space) {
@@ -117,7 +123,7 @@ func newAuditedGroup(t *testing.T) (*redis.Client, keyspace.Space) {
 	t.Cleanup(func() { _ = c.Close() })
 	space, err := keyspace.New(prefix, 2)
 	require.NoError(t, err)
-	require.NoError(t, c.Set(t.Context(), space.PartitionCount(), 2, 0).Err())
+	inUse(t, c, space)
 	p := space.OfTenant("acme")
 	require.NoError(t, c.Set(t.Context(), space.OfGroup("g").Owner("g"), "acme", 0).Err())
 	_, err = ledger.Create(t.Context(), c, p, ledger.CreateArgs{Group: "g", Tenant: "acme", Type: "T", Hash: "h", Fields: map[string]string{"lane": "normal"}})

@@ -100,7 +100,7 @@ func (f *fakeAPI) patchTenant(w http.ResponseWriter, r *http.Request) {
 func (f *fakeAPI) tenantDocument(id string) api.Tenant {
 	set, at := f.tenants[id], epoch
 	t := api.Tenant{
-		ID: id, RPS: set.RPS, Weight: 1, BasePriority: set.BasePriority, Active: true, Unfinished: 12345, NonReady: 678, JobsPerSecond: 9.5, ActiveTenants: 3,
+		ID: id, RPS: set.RPS, Weight: 1, BasePriority: set.BasePriority, InFlight: set.InFlight, Active: true, Unfinished: 12345, NonReady: 678, JobsPerSecond: 9.5, ActiveTenants: 3,
 		Window:     api.TenantWindow{Limiter: "fixed", Share: "elastic", WindowMS: 1000, Used: 5, Limit: 10, GlobalUsed: 70, GlobalLimit: 0, NextPermitAt: &at},
 		Congestion: api.TenantCongestion{Throttles: 4, Returns: 3, MeanWaitMS: 1234.5, LongestWaitMS: 83_000, LastAt: &at},
 	}
@@ -179,8 +179,9 @@ func TestTenantSet(t *testing.T) {
 		{"--base-priority -7", `{"base_priority":-7}`},
 		{"--rps 3 --weight 1", `{"rps":3,"weight":1}`},
 		{"--base-priority 0", `{"base_priority":0}`},
-		{"--clear --weight 5", `{"rps":null,"weight":5,"base_priority":null}`},
-		{"--clear", `{"rps":null,"weight":null,"base_priority":null}`},
+		{"--in-flight 20", `{"in_flight":20}`},
+		{"--clear --weight 5", `{"rps":null,"weight":5,"base_priority":null,"in_flight":null}`},
+		{"--clear", `{"rps":null,"weight":null,"base_priority":null,"in_flight":null}`},
 	} {
 		f.bodies = nil
 		got := f.exec(t.Context(), console{}, append([]string{"tenant", "set", "acme", "--json"}, strings.Fields(c.flags)...)...)
@@ -190,6 +191,114 @@ func TestTenantSet(t *testing.T) {
 		require.NoError(t, json.Unmarshal([]byte(got.out), &shown))
 		require.Equal(t, f.tenantDocument("acme"), shown)
 	}
+}
+
+func TestLimitShow(t *testing.T) {
+	f := newFakeAPI(t)
+	require.Equal(t, run{exitOK, `Limiter   fixed, window of 1000 ms
+
+SETTING           CONFIGURED   EFFECTIVE   SOURCE
+rps               10,000       10,000      environment
+share             elastic      elastic     environment
+default-backoff   1s           1s          environment
+max-backoff       1m0s         1m0s        environment
+`, ""}, f.exec(t.Context(), console{}, "limit", "show"))
+
+	f.limits.Global = api.GlobalPatch{RPS: api.SetTo[int64](0), Share: api.SetTo("static")}
+	f.limits.TypeLimits = map[string]api.TypeLimits{"HTTP": {InFlight: ptr(int64(20)), InFlightNow: 17}, "A": {RPS: ptr(int64(1500))}}
+	f.limits.Differ = []api.ProcessLimits{{ID: "f-1", Role: "fetcher", ConfiguredLimits: api.ConfiguredLimits{Share: "elastic", DefaultBackoff: "1s", MaxBackoff: "2m0s"}}}
+	require.Equal(t, run{exitOK, `Limiter                       fixed, window of 1000 ms
+Last change in effect since   2026-01-02 03:04:05Z
+
+SETTING           CONFIGURED   EFFECTIVE   SOURCE
+rps               10,000       no limit    api
+share             elastic      static      api
+default-backoff   1s           1s          environment
+max-backoff       1m0s         1m0s        environment
+
+TYPE   RPS        IN FLIGHT   OF AT MOST
+A      1,500      0           no limit
+HTTP   no limit   17          20
+
+PROCESS   ROLE      RPS        SHARE     DEFAULT-BACKOFF   MAX-BACKOFF
+f-1       fetcher   no limit   elastic   1s                2m0s
+`, "Warning: the environments of the processes differ. Where the source is the environment, rps and share of the leader among the fetchers are in effect, " +
+		"and each worker uses its own backoffs. Give all the same values.\n"}, f.exec(t.Context(), console{}, "limit", "show"))
+	var l api.Limits
+	require.NoError(t, json.Unmarshal([]byte(f.exec(t.Context(), console{}, "limit", "show", "--json").out), &l))
+	want, err := f.limits.Limits(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, want, l)
+}
+
+func TestLimitSetAndReset(t *testing.T) {
+	f := newFakeAPI(t)
+	for _, c := range []struct{ flags, global string }{
+		{"set --rps 5000", `{"rps":5000}`},
+		{"set --share static --default-backoff 2s --max-backoff 24h", `{"rps":5000,"share":"static","default_backoff":"2s","max_backoff":"24h0m0s"}`},
+		{"set --rps 0", `{"rps":0,"share":"static","default_backoff":"2s","max_backoff":"24h0m0s"}`},
+		{"reset --share --max-backoff", `{"rps":0,"share":null,"default_backoff":"2s","max_backoff":null}`},
+		{"reset --rps --default-backoff", `{"rps":null,"share":null,"default_backoff":null,"max_backoff":null}`},
+		{"set --share elastic", `{"rps":null,"share":"elastic","default_backoff":null,"max_backoff":null}`},
+		{"reset", `{"rps":null,"share":null,"default_backoff":null,"max_backoff":null}`},
+	} {
+		got := f.exec(t.Context(), console{}, append([]string{"limit"}, strings.Fields(c.flags)...)...)
+		require.Equal(t, run{exitOK, f.exec(t.Context(), console{}, "limit", "show").out, ""}, got, "as show shows it")
+		global, err := json.Marshal(f.limits.Global)
+		require.NoError(t, err)
+		require.JSONEq(t, c.global, string(global), c.flags)
+	}
+	f.limits.Pending = []int{0, 2}
+	const stored = "The last change is stored, but not in effect yet in partitions 0, 2. It takes effect when a fetcher reaches them: if " +
+		"`bulkaction stats` shows none, start one (`bulkaction fetcher`). `bulkaction limit show` says when it did.\n"
+	for _, args := range []string{"limit set --rps 7", "limit reset", "limit show", "type set HTTP --rps 7", "type show HTTP"} {
+		for _, output := range []string{"", " --json"} {
+			got := f.exec(t.Context(), console{}, strings.Fields(args+output)...)
+			require.Equal(t, exitOK, got.code, got.err)
+			require.Equal(t, stored, got.err, args)
+		}
+	}
+	f.limits.Pending = []int{1}
+	f.exec(t.Context(), console{}, "limit", "reset").ends(t, exitOK, "in partition 1. ")
+}
+
+func TestTypeSetAndShow(t *testing.T) {
+	f := newFakeAPI(t)
+	f.limits.TypeLimits["HTTP"] = api.TypeLimits{InFlightNow: 17}
+	require.Equal(t, run{exitOK, "Type             HTTP\nLimit a second   50\nIn flight        17 of at most 20\n", ""},
+		f.exec(t.Context(), console{}, "type", "set", "HTTP", "--rps", "50", "--in-flight", "20"))
+	require.Equal(t, run{exitOK, "Type             HTTP\nLimit a second   no limit\nIn flight        17 of at most 9\n", ""},
+		f.exec(t.Context(), console{}, "type", "set", "HTTP", "--clear", "--in-flight", "9"))
+	got := f.exec(t.Context(), console{}, "type", "show", "HTTP", "--json")
+	require.Equal(t, run{exitOK, `{"type":"HTTP","in_flight":9,"in_flight_now":17}` + "\n", ""}, got)
+	require.Equal(t, run{exitOK, "Type             HTTP\nLimit a second   no limit\nIn flight        no limit\n", ""},
+		f.exec(t.Context(), console{}, "type", "set", "HTTP", "--clear"))
+	require.Equal(t, run{exitOK, `{"type":"other","in_flight_now":0}` + "\n", ""}, f.exec(t.Context(), console{}, "type", "show", "other", "--json"))
+	require.Empty(t, f.limits.TypeLimits)
+}
+
+func TestLimitsRefuseWrongValues(t *testing.T) {
+	f := newFakeAPI(t)
+	for args, says := range map[string]string{
+		"limit set":                        "nothing to set: give --rps, --share, --default-backoff or --max-backoff",
+		"limit set --rps 1.5":              `--rps "1.5": must be a whole number`,
+		"limit set --max-backoff 5":        `--max-backoff "5": must be a duration such as 30s`,
+		"type set HTTP":                    "nothing to set: give --rps, --in-flight or --clear",
+		"type set --rps 5":                 "set needs the id of one type, got 0 arguments",
+		"tenant set a --in-flight 1000001": "--in-flight 1000001: must be 1 to 1,000,000",
+	} {
+		f.exec(t.Context(), console{}, strings.Fields(args)...).ends(t, exitUsage, says)
+	}
+	require.Empty(t, f.calls)
+	for args, says := range map[string]string{ // the server says what is wrong
+		"limit set --rps -1 --share equal":  "--rps -1: must be a whole number from 0 to 1000000000; --share equal: must be static or elastic",
+		"limit set --default-backoff 0s":    "--default-backoff 0s: must be a duration from 1ms to 24h, such as 500ms or 1m30s",
+		"type set HTTP --rps 0":             "--rps 0: must be a whole number from 1 to 1000000000",
+		"type set HTTP --in-flight 1000001": "--in-flight 1000001: must be a whole number from 1 to 1000000",
+	} {
+		f.exec(t.Context(), console{}, strings.Fields(args)...).ends(t, exitUsage, says)
+	}
+	require.Empty(t, f.limits.Calls)
 }
 
 func TestTenantSetSaysWhatAFractionOfAPermitBecomes(t *testing.T) {
@@ -209,10 +318,11 @@ func TestTenantSetSaysWhatAFractionOfAPermitBecomes(t *testing.T) {
 
 func TestTenantShow(t *testing.T) {
 	f := newFakeAPI(t)
-	f.tenants["acme"] = api.TenantSettings{Weight: ptr(2.5), BasePriority: ptr(int64(-1234))}
+	f.tenants["acme"] = api.TenantSettings{Weight: ptr(2.5), BasePriority: ptr(int64(-1234)), InFlight: ptr(int64(2000))}
 	require.Equal(t, run{exitOK, `Tenant            acme
 State             active
 Limit a second    share
+In flight         0 of at most 2,000
 Weight            2.5
 Base priority     -1,234
 Unfinished jobs   12,345
@@ -246,7 +356,9 @@ func TestLimitsOfSeveralPartitions(t *testing.T) {
 
 	l := api.WhyLimit{Scope: "global", RPS: 6, WindowMS: 1000, PerWindow: 3, Used: 3}
 	require.Equal(t, "6 a second for all tenants; its partition has 3 of the 6 of a window of 1000 ms, 3 used", whyLimitText(l))
-	l.PerWindow, l.Used = 6, 2
+	l.Scope = "type"
+	require.Equal(t, "6 a second for its type; its partition has 3 of the 6 of a window of 1000 ms, 3 used", whyLimitText(l))
+	l.Scope, l.PerWindow, l.Used = "global", 6, 2
 	require.Equal(t, "6 a second for all tenants; 2 of 6 used in this window of 1000 ms", whyLimitText(l))
 	l.Scope = "share"
 	require.Equal(t, "6 a second for its tenant's share; 2 of 6 used in this window of 1000 ms", whyLimitText(l))

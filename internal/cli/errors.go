@@ -171,6 +171,12 @@ func advice(err error) string {
 	case http.StatusUnauthorized:
 		return "Give an API key with --api-key-file, BULKACTION_API_KEY_FILE or BULKACTION_API_KEY."
 	case http.StatusNotFound:
+		if strings.HasPrefix(e.Problem.Detail, "operation ") {
+			return "`bulkaction operation ls` lists those that the API key may see. Ended ones are kept for a week."
+		}
+		if strings.Contains(e.Problem.Detail, "callback") {
+			return "`bulkaction callback set TENANT --url URL` stores an endpoint."
+		}
 		return "Check the group's id and the server's address (--api or BULKACTION_API). If it was sent " +
 			"through Redis, `bulkaction rejected` says whether it was rejected, and why."
 	case http.StatusTooManyRequests:
@@ -246,7 +252,10 @@ func namedByFlags(cmd *cobra.Command, refused *client.Error, err error) error {
 	found := false
 	problems := make([]string, len(refused.Problem.Fields))
 	for i, f := range refused.Problem.Fields {
-		name := strings.ReplaceAll(f.Field, "_", "-")
+		name := strings.TrimPrefix(strings.TrimPrefix(f.Field, "global."), "filter.")
+		if name = strings.ReplaceAll(name, "_", "-"); name == "tags" {
+			name = "tag"
+		}
 		if flag := cmd.Flags().Lookup(name); flag != nil && flag.Changed {
 			value := " " + flag.Value.String()
 			if flag.Value.Type() == "bool" {

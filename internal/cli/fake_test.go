@@ -22,6 +22,8 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/testkit/apitest"
+	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
 
 var epoch = time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -42,11 +44,12 @@ type fakeAPI struct {
 	deadLetterCount int  // number of dead letters
 	keepOpen        bool // sealed groups do not end
 	tenants         map[string]api.TenantSettings
-	bodies          []string // of patches of tenants, and of seals with a body, which seal nothing
-	warnings        []string // of each submission
-	conflict        bool     // submissions are answered with 409
-	failSeals       bool     // seals are answered with 500
-	refusal         string   // if set, appends are answered with 422 and this text
+	limits          *apitest.Backend // behind the real API
+	bodies          []string         // of patches of tenants, and of seals with a body, which seal nothing
+	warnings        []string         // of each submission
+	conflict        bool             // submissions are answered with 409
+	failSeals       bool             // seals are answered with 500
+	refusal         string           // if set, appends are answered with 422 and this text
 }
 
 type fakeGroup struct {
@@ -58,7 +61,7 @@ type fakeGroup struct {
 }
 
 func newFakeAPI(t *testing.T) *fakeAPI {
-	f := &fakeAPI{groups: map[string]*fakeGroup{}, tenants: map[string]api.TenantSettings{}}
+	f := &fakeAPI{groups: map[string]*fakeGroup{}, tenants: map[string]api.TenantSettings{}, limits: apitest.NewBackend()}
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /v1/groups", f.submit)
 	mux.HandleFunc("GET /v1/groups", f.listGroups)
@@ -74,6 +77,9 @@ func newFakeAPI(t *testing.T) *fakeAPI {
 	mux.HandleFunc("GET /v1/tenants", f.listTenants)
 	mux.HandleFunc("GET /v1/tenants/{id}", f.tenant)
 	mux.HandleFunc("PATCH /v1/tenants/{id}", f.patchTenant)
+	limits := httpapi.New(httpapi.Options{Backend: f.limits})
+	mux.Handle("/v1/limits", limits)
+	mux.Handle("PATCH /v1/types/{type}", limits)
 	mux.HandleFunc("PUT /v1/workers/{id}", f.resizeWorker)
 	mux.HandleFunc("GET /v1/guards", f.listGuards)
 	mux.HandleFunc("GET /v1/guards/{name}", f.showGuard)
@@ -144,7 +150,7 @@ func (f *fakeAPI) submit(w http.ResponseWriter, r *http.Request) {
 	if f.groups[s.ID] == nil {
 		f.groups[s.ID] = &fakeGroup{
 			Group: api.Group{
-				ID: s.ID, Tenant: s.Tenant, Name: s.Name, Type: s.Type, Priority: "normal", Status: api.StatusCreated, Round: 1,
+				ID: s.ID, Tenant: s.Tenant, Name: s.Name, Tags: s.Tags, Type: s.Type, Priority: "normal", Status: api.StatusCreated, Round: 1,
 				Timestamps: map[string]time.Time{"created": epoch},
 			},
 			submitted: s, keys: map[string]bool{}, changed: make(chan struct{}),
@@ -302,6 +308,9 @@ func (f *fakeAPI) listGroups(w http.ResponseWriter, r *http.Request) {
 		if id <= q.Get("cursor") || q.Get("tenant") != "" && q.Get("tenant") != g.Tenant ||
 			q.Get("status") != "" && q.Get("status") != string(g.Status) ||
 			q.Get("failed_jobs") != "" && q.Get("failed_jobs") != fmt.Sprint(g.Counts.Failed > 0) {
+			continue
+		}
+		if tags, err := api.ParseTags(q["tag"]); err != nil || !g.Tags.Include(tags) {
 			continue
 		}
 		if len(l.Groups) == 2 {

@@ -29,6 +29,7 @@ func newGroupsLs(r *Root) *cobra.Command {
 	var status string
 	var paused, failedJobs bool
 	var list listFlags
+	var tags []string
 	cmd := &cobra.Command{
 		Use:   "ls [--tenant TENANT] [--status STATUS]",
 		Short: "List the groups, newest first",
@@ -46,6 +47,10 @@ func newGroupsLs(r *Root) *cobra.Command {
 				if id.value != "" && !api.ValidID(id.value) {
 					return usagef("--%s %q: must "+api.IDRule, id.flag, id.value)
 				}
+			}
+			var err error
+			if filter.Tags, err = api.ParseTags(tags); err != nil {
+				return usagef("--tag: %v", err)
 			}
 			if cmd.Flags().Changed("paused") {
 				filter.Paused = &paused
@@ -76,6 +81,7 @@ func newGroupsLs(r *Root) *cobra.Command {
 	cmd.Flags().BoolVar(&paused, "paused", false, "only paused groups; --paused=false: only those that are not")
 	cmd.Flags().BoolVar(&failedJobs, "failed-jobs", false, "only groups with failed jobs, including COMPLETED ones; "+
 		"--failed-jobs=false: only those without")
+	cmd.Flags().StringArrayVar(&tags, "tag", nil, "only groups with this tag, KEY=VALUE; several must all match (repeatable)")
 	cmd.Flags().StringVar(&filter.Prefix, "prefix", "", "only groups whose id begins with this")
 	addSince(cmd.Flags(), &filter.Since, "only groups created")
 	list.add(cmd, "groups")
@@ -271,7 +277,8 @@ func newType(r *Root) *cobra.Command {
 		stats, err := a.Stats(ctx)
 		return err != nil || slices.ContainsFunc(stats.Types, func(t api.TypeStats) bool { return t.Type == typ })
 	}
-	return parentCommand("type", "Pause and resume job types; `stats` shows those that are paused",
+	return parentCommand("type", "Show, limit, pause and resume job types; `stats` shows those that are paused",
+		newTypeShow(r), newTypeSet(r),
 		newPause(r, "type", (*client.API).PauseType, known, "Type %s is unknown: it has neither jobs nor workers."),
 		newResume(r, "type", (*client.API).ResumeType))
 }

@@ -414,12 +414,15 @@ func errorRows(t table, errs []api.JobError) {
 
 func whyLimitText(l api.WhyLimit) string {
 	rps := plainNumber(l.RPS)
-	// a partition has only a part of the global limit
-	if globalPermits := perWindow(l.RPS, l.WindowMS); l.Scope == "global" && globalPermits > l.PerWindow {
-		return fmt.Sprintf("%s a second for all tenants; its partition has %s of the %s of a window of %d ms, %s used",
-			rps, thousands(l.PerWindow), thousands(globalPermits), l.WindowMS, thousands(l.Used))
+	whose := map[string]string{
+		"tenant": "its tenant", "share": "its tenant's share", "type": "its type", "global": "all tenants",
+	}[l.Scope]
+	// a partition has only a part of these limits
+	shared := l.Scope == "global" || l.Scope == "type"
+	if permits := perWindow(l.RPS, l.WindowMS); shared && permits > l.PerWindow {
+		return fmt.Sprintf("%s a second for %s; its partition has %s of the %s of a window of %d ms, %s used",
+			rps, whose, thousands(l.PerWindow), thousands(permits), l.WindowMS, thousands(l.Used))
 	}
-	whose := map[string]string{"tenant": "its tenant", "share": "its tenant's share", "global": "all tenants"}[l.Scope]
 	return fmt.Sprintf("%s a second for %s; %s of %s used in this window of %d ms",
 		rps, whose, thousands(l.Used), thousands(l.PerWindow), l.WindowMS)
 }

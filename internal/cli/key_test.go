@@ -127,7 +127,7 @@ func TestKeyLifecycle(t *testing.T) {
 	require.Equal(t, 3, strings.Count(got.out, "\n"))
 
 	// The audit knows the keys: they violate no law.
-	require.NoError(t, c.Set(t.Context(), "bulk-action:partitions", 1, 0).Err())
+	inUse(t, c, space)
 	require.Equal(t, run{exitOK, "ok: 0 groups, 0 jobs\n", ""}, console{}.exec(t.Context(), "audit"))
 	require.Equal(t, run{exitOK, "ok: 0 groups, 0 jobs\n", ""}, console{}.exec(t.Context(), "audit", "--repair"))
 	require.EqualValues(t, 4, c.HLen(t.Context(), "bulk-action:auth:keys").Val())

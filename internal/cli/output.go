@@ -131,6 +131,12 @@ func groupRows(t table, g api.Group) {
 	if g.Name != "" {
 		t.row("Name", g.Name)
 	}
+	for _, tag := range g.Tags.Pairs() {
+		t.row("Tag", tag)
+	}
+	if g.CallbackURL != "" {
+		t.row("Callback URL", g.CallbackURL)
+	}
 	t.row("Tenant", g.Tenant)
 	t.row("Type", g.Type)
 	t.row("Priority", g.Priority)

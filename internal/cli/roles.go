@@ -288,6 +288,7 @@ func (j *journal) permits(at int64, partition int, by, typ string, permits []led
 		line := append(append(j.beginLine('P', at, partition, typ, p.Tenant), by...), '\t')
 		_, _ = j.buffer.Write(append(strconv.AppendInt(line, p.N, 10), '\n')) // close returns the error
 	}
+	_ = j.buffer.Flush() // an experiment may kill the process
 }
 
 func (j *journal) started(at int64, partition int, typ, tenant, group string, ordinal int64, attempt int) {

@@ -290,19 +290,26 @@ func exists(path string) bool {
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// keyFile is the output of room new-key with --json.
+// keyFile is the output of room new-key and callback new-key with --json.
 type keyFile struct {
 	File    string `json:"file"`
 	Created bool   `json:"created"`
 }
 
-// showKeyFile prints what was done with a file of token keys: f with --json, otherwise the file's
+// showKeyFile prints what was done with a file of keys: f with --json, otherwise the file's
 // name and text.
 func (r *Root) showKeyFile(f keyFile, text string) error {
 	if r.JSON {
 		return r.Print(f)
 	}
 	r.Notef("%s %s.", f.File, text)
+	return nil
+}
+
+func requireKeyFile(_ *cobra.Command, args []string) error {
+	if len(args) != 1 || args[0] == "" {
+		return usagef("new-key needs the name of one file")
+	}
 	return nil
 }
 
@@ -315,12 +322,7 @@ func newRoomNewKey(r *Root) *cobra.Command {
 		Short: "Write a file with a new token key, unless the file exists",
 		Long: "Write a file with a new token key, for BULKACTION_BROKER_TOKEN_KEYS_FILE. It is what\n" +
 			"`openssl genpkey -algorithm ed25519 -out FILE` writes. A file that exists is checked and stays as it is.",
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) != 1 || args[0] == "" {
-				return usagef("new-key needs the name of one file")
-			}
-			return nil
-		},
+		Args: requireKeyFile,
 		RunE: func(_ *cobra.Command, args []string) error {
 			path := args[0]
 			_, err := os.Stat(path)

@@ -346,12 +346,13 @@ func (s *submission) withResumeHint(err error, group string, appended api.Append
 
 type flagValues struct {
 	typ, tenant, id, name, priority string
+	callbackURL                     string
 	maxRetries                      int
 	jobTimeout                      time.Duration
 	failureThreshold                float64
 	runAt                           string
 	basePriority                    float64
-	aggregates                      []string
+	aggregates, tags                []string
 
 	fileFlags
 	payloads     []string
@@ -365,6 +366,9 @@ func (v *flagValues) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&v.tenant, "tenant", "", "tenant of the group (default: the group is its own tenant)")
 	f.StringVar(&v.id, "id", "", "id of the group (default: a new one)")
 	f.StringVar(&v.name, "name", "", "name to show")
+	f.StringArrayVar(&v.tags, "tag", nil, "a tag by which the group is found, KEY=VALUE, up to 8 (repeatable)")
+	f.StringVar(&v.callbackURL, "callback-url", "",
+		"a URL that is called when the group has ended (default: the tenant's endpoint, if it has one)")
 	f.StringVar(&v.priority, "priority", "", "high, normal or low (default normal)")
 	f.Float64Var(&v.basePriority, "base-priority", 0,
 		"among the groups of a lane, with the server's BULKACTION_FAIR_QUEUE_POLICY=priority: higher comes first")
@@ -442,9 +446,13 @@ func (v *flagValues) check(f *pflag.FlagSet) error {
 func (v *flagValues) group(f *pflag.FlagSet) (client.Submission, error) {
 	g := client.Submission{
 		ID: v.id, Tenant: v.tenant, Name: v.name, Type: v.typ, Priority: v.priority, JobTimeout: v.jobTimeout,
-		BasePriority: v.basePriority,
-		Seal:         v.file == "" && !v.noSeal,
-		UniqueKeys:   v.uniqueKeys,
+		BasePriority: v.basePriority, CallbackURL: v.callbackURL,
+		Seal:       v.file == "" && !v.noSeal,
+		UniqueKeys: v.uniqueKeys,
+	}
+	var err error
+	if g.Tags, err = api.ParseTags(v.tags); err != nil {
+		return g, usagef("--tag: %v", err)
 	}
 	if f.Changed("max-retries") {
 		g.MaxRetries = &v.maxRetries

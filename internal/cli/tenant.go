@@ -106,17 +106,18 @@ func newTenantShow(r *Root) *cobra.Command {
 type tenantFlags struct {
 	rps, weight  float64
 	basePriority int64
+	inFlight     int64
 	clear        bool
 }
 
 func newTenantSet(r *Root) *cobra.Command {
 	var s tenantFlags
 	cmd := &cobra.Command{
-		Use:   "set TENANT [--rps N] [--weight W] [--base-priority B] [--clear]",
-		Short: "Change a tenant's limit, weight or base priority, effective at once",
-		Long: "Change a tenant's limit, weight or base priority, effective at once. Settings without a flag stay\n" +
+		Use:   "set TENANT [--rps N] [--in-flight N] [--weight W] [--base-priority B] [--clear]",
+		Short: "Change a tenant's limits, weight or base priority, effective at once",
+		Long: "Change a tenant's limits, weight or base priority, effective at once. Settings without a flag stay\n" +
 			"unchanged; with --clear they get their defaults. The tenant need not have a group yet.",
-		Example: "  bulkaction tenant set acme --rps 50 --weight 2\n  bulkaction tenant set acme --clear",
+		Example: "  bulkaction tenant set acme --rps 50 --weight 2\n  bulkaction tenant set acme --in-flight 20\n  bulkaction tenant set acme --clear",
 		Args:    requireID("tenant"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := s.check(cmd); err != nil {
@@ -142,6 +143,7 @@ func newTenantSet(r *Root) *cobra.Command {
 	f.Float64Var(&s.weight, "weight", 1, "weight of its share, 0.001 to 1000")
 	f.Int64Var(&s.basePriority, "base-priority", 0,
 		"added to the base priority of its groups, with BULKACTION_FAIR_QUEUE_POLICY=priority")
+	f.Int64Var(&s.inFlight, "in-flight", 0, "how many of its jobs may be ready or running at once (default: no limit)")
 	f.BoolVar(&s.clear, "clear", false, "reset the settings without a flag to their defaults")
 	return cmd
 }
@@ -151,8 +153,8 @@ func (s *tenantFlags) check(cmd *cobra.Command) error {
 	const most = 1_000_000_000_000_000
 	set := cmd.Flags().Changed
 	switch {
-	case !set("rps") && !set("weight") && !set("base-priority") && !s.clear:
-		return usagef("nothing to set: give --rps, --weight, --base-priority or --clear")
+	case !set("rps") && !set("weight") && !set("base-priority") && !set("in-flight") && !s.clear:
+		return usagef("nothing to set: give --rps, --in-flight, --weight, --base-priority or --clear")
 	case set("rps") && !(s.rps > 0 && s.rps <= 1e9):
 		return usagef("--rps %s: must be above 0 and at most 1,000,000,000; to stop a tenant, use `tenant pause`",
 			plainNumber(s.rps))
@@ -160,29 +162,21 @@ func (s *tenantFlags) check(cmd *cobra.Command) error {
 		return usagef("--weight %s: must be 0.001 to 1000", plainNumber(s.weight))
 	case s.basePriority < -most || s.basePriority > most:
 		return usagef("--base-priority %d: must be -1e15 to 1e15", s.basePriority)
+	case set("in-flight") && (s.inFlight < 1 || s.inFlight > 1e6):
+		return usagef("--in-flight %d: must be 1 to 1,000,000", s.inFlight)
 	}
 	return nil
 }
 
-// patch returns the settings whose flags were given. With --clear, the other settings get their
-// defaults.
+// patch returns the change of the settings.
 func (s *tenantFlags) patch(cmd *cobra.Command) api.TenantPatch {
-	var p api.TenantPatch
-	if s.clear {
-		p = api.TenantPatch{
-			RPS: api.ToDefault[float64](), Weight: api.ToDefault[float64](), BasePriority: api.ToDefault[int64](),
-		}
+	f := cmd.Flags()
+	return api.TenantPatch{
+		RPS:          changeOf(f, "rps", s.rps, s.clear),
+		Weight:       changeOf(f, "weight", s.weight, s.clear),
+		BasePriority: changeOf(f, "base-priority", s.basePriority, s.clear),
+		InFlight:     changeOf(f, "in-flight", s.inFlight, s.clear),
 	}
-	if cmd.Flags().Changed("rps") {
-		p.RPS = api.SetTo(s.rps)
-	}
-	if cmd.Flags().Changed("weight") {
-		p.Weight = api.SetTo(s.weight)
-	}
-	if cmd.Flags().Changed("base-priority") {
-		p.BasePriority = api.SetTo(s.basePriority)
-	}
-	return p
 }
 
 // noteWholePermits prints the tenant's real limit if --rps is not a whole number of permits in a
@@ -219,6 +213,7 @@ func tenantRows(t table, n api.Tenant, globalLimit int64) {
 	t.row("Tenant", n.ID)
 	t.row("State", tenantState(n))
 	t.row("Limit a second", orShare(n.RPS))
+	t.row("In flight", inFlightText(n.InFlight, n.InFlightNow))
 	t.row("Weight", n.Weight)
 	base := "0"
 	if n.BasePriority != nil {

@@ -51,6 +51,7 @@ type SubmitGroup struct {
 	ID               string      `json:"id,omitempty"`
 	Tenant           string      `json:"tenant,omitempty"` // the group's own id when empty
 	Name             string      `json:"name,omitempty"`
+	Tags             api.Tags    `json:"tags,omitempty"`
 	Type             string      `json:"type"`
 	Priority         Lane        `json:"priority,omitempty"` // normal when empty
 	BasePriority     float64     `json:"base_priority,omitempty"`
@@ -178,7 +179,7 @@ type bodyDecoder struct {
 }
 
 // maxFields is the number of fields of a group.submit, the body with the most fields.
-const maxFields = 16
+const maxFields = 17
 
 // fields iterates over the fields of an object. It reports a repeated field instead of yielding it
 // again. It stores only maxFields names: an object with more has an unknown one and is refused
@@ -228,6 +229,8 @@ func (r *bodyDecoder) readSubmit(object []byte) *SubmitGroup {
 			g.Tenant = f.id()
 		case "name":
 			g.Name = f.groupName()
+		case "tags":
+			g.Tags = r.readTags(f)
 		case "type":
 			g.Type = f.id()
 		case "priority":
@@ -245,9 +248,7 @@ func (r *bodyDecoder) readSubmit(object []byte) *SubmitGroup {
 		case "aggregate":
 			g.Aggregate = r.readAggregates(f)
 		case "callback_url":
-			if f.text() != "" {
-				f.problem("not supported yet; leave it out and read /v1/groups/{id}/events instead")
-			}
+			g.CallbackURL = f.text()
 		case "total":
 			g.Total = f.integer(MaxTotal)
 		case "jobs":
@@ -320,6 +321,28 @@ func (r *bodyDecoder) readCancel(object []byte) *CancelGroup {
 	}
 	r.require(top, "group", c.Group)
 	return c
+}
+
+func (r *bodyDecoder) readTags(f field) api.Tags {
+	if !f.hasType('{', "an object of texts") {
+		return nil
+	}
+	if n := countElements(f.value) / 2; n > api.MaxTags {
+		f.problem("must have at most %d tags, not %d", api.MaxTags, n)
+		return nil
+	}
+	tags := make(api.Tags, api.MaxTags)
+	for tag := range r.fields(fieldParent{list: "tags", index: noIndex}, f.value) {
+		key, value := string(tag.key), tag.text()
+		if !api.ValidTag(key, value) {
+			tag.problem("must " + api.TagRule)
+		}
+		tags[key] = value
+	}
+	if len(tags) == 0 {
+		return nil
+	}
+	return tags
 }
 
 func (r *bodyDecoder) readAggregates(f field) (all []Aggregate) {

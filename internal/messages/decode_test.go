@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
@@ -23,6 +24,7 @@ func ptr[T any](v T) *T { return &v }
 func TestDecodeSubmitReadsEverything(t *testing.T) {
 	got, err := decoder.DecodeSubmit([]byte(` {
 		"id": "promo-1", "tenant": "acme", "name": "Fr\u00fchling \"26\"", "type": "SEND_EMAIL", "priority": "high",
+		"tags": {"campaign": "spr\u0069ng=26", "env": "prod"},
 		"base_priority": -1.5e3, "max_retries": 3, "job_timeout": "1m30s", "run_at": "2026-02-01T10:00:00+01:00",
 		"failure_threshold": 0.25, "total": 3, "seal": true, "callback_url": "",
 		"aggregate": [{"as": "n", "op": "count"}, {"as": "cost", "op": "sum", "field": "data.cost"},
@@ -37,6 +39,7 @@ func TestDecodeSubmitReadsEverything(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, &messages.SubmitGroup{
 		ID: "promo-1", Tenant: "acme", Name: `Frühling "26"`, Type: "SEND_EMAIL", Priority: messages.LaneHigh,
+		Tags:         api.Tags{"campaign": "spring=26", "env": "prod"},
 		BasePriority: -1500, MaxRetries: ptr(3), JobTimeout: messages.Duration(90 * time.Second),
 		RunAt: ptr(now.Add(24 * time.Hour)), FailureThreshold: ptr(0.25), Total: ptr(int64(3)), Seal: true,
 		Aggregate: []messages.Aggregate{
@@ -58,7 +61,8 @@ func TestDecodeSubmitTreatsNullAndEmptyAsAbsent(t *testing.T) {
 		`{"type":"T"}`,
 		`{"type":"T","id":null,"tenant":null,"name":null,"priority":null,"base_priority":null,"max_retries":null,
 			"job_timeout":null,"run_at":null,"failure_threshold":null,"aggregate":null,"callback_url":null,"total":null,
-			"jobs":null,"seal":null}`,
+			"jobs":null,"seal":null,"tags":null}`,
+		`{"type":"T","tags":{ }}`,
 		`{"type":"T","id":"","tenant":"","name":"","priority":"","run_at":"","base_priority":-0,"job_timeout":0,"seal":false}`,
 	} {
 		got, err := decoder.DecodeSubmit([]byte(body))
@@ -77,6 +81,8 @@ func TestDecodeSubmitLimits(t *testing.T) {
 		badRetries   = "max_retries: must be a whole number from 0 to 1000"
 		badTotal     = "total: must be a whole number from 0 to 10000000"
 		badBase      = "base_priority: must be a number from -1e+15 to 1e+15"
+		badTag       = "must be KEY=VALUE with a key that matches ^[A-Za-z0-9._-]{1,64}$ (except . and ..) and a value of 1 to 128 bytes of UTF-8 without control characters"
+		eightTags    = `"k1":"v","k2":"v","k3":"v","k4":"v","k5":"v","k6":"v","k7":"v","k8":"v",`
 		badPath      = "aggregate[0].field: must be duration_ms, or a path such as data.cost or data.items.0.price, of at most 256 bytes"
 		repeated     = ": is repeated; must be given once"
 		unknown      = ": not a known field; correct its spelling or leave it out"
@@ -144,6 +150,19 @@ func TestDecodeSubmitLimits(t *testing.T) {
 			`"jobs":[{"payload":1,"key":"a"},{"payload":2},{"payload":3,"key":"a"}],"unique_keys":true`,
 			"jobs[2].key: is also the key of jobs[0]; leave out one of the two, or unique_keys",
 		},
+		{`"tags":{"a":"1","` + strings.Repeat("k", 64) + `":"` + strings.Repeat("v", 128) + `","c":"x}y:z= \u00fc"}`, ""},
+		{`"tags":{` + strings.TrimSuffix(eightTags, ",") + `}`, ""},
+		{`"tags":{` + eightTags + `"a":"1"}`, "tags: must have at most 8 tags, not 9"},
+		{`"tags":{"a":"1","\u0061":"1"}`, "tags.a" + repeated},
+		{`"tags":["a=1"]`, "tags: must be an object of texts, not an array"},
+		{`"tags":{"a":1,"b":{"c":"d"}}`, "2 fields are wrong: tags.a: must be a string, not a number; tags.b: must be a string, not an object"},
+		{`"tags":{"a":null}`, "tags.a: " + badTag},
+		{`"tags":{"a":""}`, "tags.a: " + badTag},
+		{`"tags":{"a":"` + strings.Repeat("v", 129) + `"}`, "tags.a: " + badTag},
+		{`"tags":{"a":"x\ny"}`, "tags.a: " + badTag},
+		{`"tags":{"":"x"}`, `tags."": ` + badTag},
+		{`"tags":{"a=b":"x"}`, `tags."a=b": ` + badTag},
+		{`"tags":{"` + strings.Repeat("k", 65) + `":"x"}`, `tags."` + strings.Repeat("k", 64) + `"…: ` + badTag},
 		{`"unique_keys":1`, "unique_keys: must be true or false, not a number"},
 		{`"jobs":{}`, "jobs: must be an array of jobs, not an object"},
 		{`"jobs":[{"payload":1},5]`, "jobs[1]: must be an object, not a number"},
@@ -166,7 +185,6 @@ func TestDecodeSubmitLimits(t *testing.T) {
 		{`"Seal":true`, "Seal" + unknown},
 		{`"a\nb":null`, `"a\nb"` + unknown},
 		{`"` + strings.Repeat("x", 65) + `":1`, `"` + strings.Repeat("x", 64) + `"…` + unknown},
-		{`"callback_url":"https://example.com"`, "callback_url: not supported yet; leave it out and read /v1/groups/{id}/events instead"},
 		{`"callback_url":1`, "callback_url: must be a string, not a number"},
 		{`"aggregate":"sum"`, "aggregate: must be an array of aggregates, not a string"},
 		{`"aggregate":["sum"]`, "aggregate[0]: must be an object, not a string"},
@@ -366,13 +384,13 @@ func TestDecodeJobRefuses(t *testing.T) {
 	}
 }
 
-// TestErrorsDoNotContainValues: the errors about a wrong value in one of 16 fields, and about a
+// TestErrorsDoNotContainValues: the errors about a wrong value in one of 17 fields, and about a
 // payload that breaks off, do not contain the value: errors may be logged.
 func TestErrorsDoNotContainValues(t *testing.T) {
 	const secret = "hunter2 "
 	for _, field := range []string{
 		"id", "tenant", "name", "type", "priority", "base_priority", "max_retries", "job_timeout", "run_at",
-		"failure_threshold", "aggregate", "callback_url", "total", "jobs", "seal", "unknown",
+		"failure_threshold", "aggregate", "callback_url", "total", "jobs", "seal", "tags", "unknown",
 	} {
 		_, err := decoder.DecodeSubmit(fmt.Appendf(nil, `{%q:"%s\u0000"}`, field, secret))
 		require.Error(t, err)

@@ -173,6 +173,10 @@ func TestContentHashOfOtherContent(t *testing.T) {
 	seen := map[string]string{contentHash(t, hashed): "the first"}
 	for name, edit := range map[string][2]string{
 		"tenant":          {`"acme"`, `"acne"`},
+		"tag":             {`"id":"g"`, `"tags":{"a":"b"}`},
+		"other tag":       {`"id":"g"`, `"tags":{"a":"c"}`},
+		"two tags":        {`"id":"g"`, `"tags":{"a":"b","c":"d"}`},
+		"tag and keys":    {`"id":"g"`, `"tags":{"a":"b"},"unique_keys":true`},
 		"no tenant":       {`"tenant":"acme",`, ``},
 		"type":            {`"T"`, `"V"`},
 		"name":            {`"id":"g"`, `"name":"g"`},
@@ -219,6 +223,14 @@ func TestContentHashOfOtherContent(t *testing.T) {
 		require.NotContains(t, seen, h, "%s is as %s", name, seen[h])
 		seen[h] = name
 	}
+}
+
+// TestContentHashStays: submissions have the hashes that the version before tags gave them, so that one
+// that is repeated after an upgrade is recognized.
+func TestContentHashStays(t *testing.T) {
+	require.Equal(t, "f067b146cc4668cfb60dfbb521f64613", contentHash(t, hashed))
+	require.Equal(t, "b66928a1bec1663a3508682036171f4c", contentHash(t, `{"id":"g","type":"T","unique_keys":true,"jobs":[{"payload":1,"key":"k"}]}`))
+	require.Equal(t, contentHash(t, `{"id":"g","type":"T","tags":{"a":"1","b":"2"}}`), contentHash(t, `{"id":"g","type":"T","tags":{"b":"2","\u0061":"1"}}`))
 }
 
 func TestContentHashOfNestedAndLargePayloads(t *testing.T) {

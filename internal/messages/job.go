@@ -258,6 +258,9 @@ func ContentHash(g *SubmitGroup) string {
 	if g.UniqueKeys { // tagged as a field of jobs is
 		d.tagged('u', nil)
 	}
+	if len(g.Tags) > 0 {
+		d.tagged('t', []byte(strings.Join(g.Tags.Pairs(), "\n")))
+	}
 	return d.hex()
 }
 

@@ -33,6 +33,7 @@ type ListQuery struct {
 	// FailedJobs: true selects groups with at least one failed job, false those without, whatever
 	// their status is.
 	FailedJobs *bool
+	Tags       api.Tags  // all of them
 	Prefix     string    // the beginning of the id
 	Since      time.Time // the group was created then or later
 	Cursor     string

@@ -277,18 +277,23 @@ func (e *TooLargeError) Error() string {
 	return s
 }
 
-// fieldParent is the place of a field: the body itself, or an element of one of the body's lists.
-// It is converted to text only for an error.
+// fieldParent is the place of a field: the body itself, an element of one of the body's lists, or one
+// of its objects. It is converted to text only for an error.
 type fieldParent struct {
 	list  string // "" for the body itself
-	index int
+	index int    // noIndex: list is an object
 }
+
+const noIndex = -1
 
 func (p fieldParent) name(field string) string {
 	if p.list == "" {
 		return field
 	}
-	element := p.list + "[" + strconv.Itoa(p.index) + "]"
+	element := p.list
+	if p.index != noIndex {
+		element += "[" + strconv.Itoa(p.index) + "]"
+	}
 	if field == "" {
 		return element
 	}

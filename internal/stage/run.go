@@ -34,9 +34,11 @@ type Process struct {
 	ID      string
 	Version string         // of the program
 	Layouts map[string]int // the newest layout of each part of the data that the program reads
-	Conn    *redisx.Conn
-	Space   keyspace.Space
-	Tel     *telemetry.Telemetry
+	// Limits are the global limits of the process's environment; nil: it has none.
+	Limits *api.ConfiguredLimits
+	Conn   *redisx.Conn
+	Space  keyspace.Space
+	Tel    *telemetry.Telemetry
 }
 
 // Runner runs the loops of a role. The role adds its loops with the methods below, and then calls
@@ -84,7 +86,7 @@ func (r *Runner) Report(status func() api.StageStatus) {
 	p := r.process
 	r.Every("status", presence.Interval, func(ctx context.Context) error {
 		s := status()
-		s.Version, s.Layouts = p.Version, p.Layouts
+		s.Version, s.Layouts, s.Limits = p.Version, p.Layouts, p.Limits
 		return presence.PublishStage(ctx, p.Conn, p.Space, s)
 	})
 	r.OnStop(func(ctx context.Context) { presence.Withdraw(ctx, p.Conn, p.Space, p.ID) })

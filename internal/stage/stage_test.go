@@ -150,7 +150,7 @@ func TestStatsShowTheWholePool(t *testing.T) {
 			}
 			return nil, ctx.Err()
 		})
-		rate := ledger.Rate{Window: time.Second}
+		meter := ledger.Meter{Window: time.Second}
 		wk, err := worker.New(stagetest.Process(w, "w"), worker.Config{
 			Count: 3, Block: 50 * time.Millisecond, JobTimeout: stagetest.Patience, Lease: stagetest.Patience, Grace: stagetest.Patience,
 			Backoff: time.Millisecond, MaxBackoff: time.Second, Congestion: ledger.Congestion{Cap: time.Second},
@@ -158,10 +158,10 @@ func TestStatsShowTheWholePool(t *testing.T) {
 		require.NoError(w.T, err)
 		stop := w.Run(wk)
 		w.Run(fetcher.New(stagetest.Process(w, "f"), fetcher.Config{
-			Interval: 50 * time.Millisecond, BatchSize: 50, ReadyCap: 100, Rate: rate, LaneWeights: [3]int{6, 3, 1},
+			Interval: 50 * time.Millisecond, BatchSize: 50, ReadyCap: 100, Meter: meter, LaneWeights: [3]int{6, 3, 1},
 		}))
 		w.Run(dispatcher.New(stagetest.Process(w, "d"), dispatcher.Config{
-			Interval: 50 * time.Millisecond, BatchSize: 50, FetchBatch: 50, ReadyCap: 100, Rate: rate, Lease: stagetest.Patience, MaxLosses: 5,
+			Interval: 50 * time.Millisecond, BatchSize: 50, FetchBatch: 50, ReadyCap: 100, Meter: meter, Lease: stagetest.Patience, MaxLosses: 5,
 		}))
 
 		ctx := context.WithoutCancel(w.T.Context())

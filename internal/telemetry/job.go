@@ -179,6 +179,11 @@ func MessagingAttributes(op Operation, name, destination string) []attribute.Key
 // MessageID returns the attribute with the id of the message that a span handles.
 func MessageID(id string) attribute.KeyValue { return semconv.MessagingMessageID(id) }
 
+// GatherTime returns the attribute with the time for which a call has waited for its jobs.
+func GatherTime(d time.Duration) attribute.KeyValue {
+	return attribute.Int64("bulkaction.wait.batch_ms", d.Milliseconds())
+}
+
 // MessageCount returns the attribute with the number of messages in a batch. Only spans of batches
 // have it.
 func MessageCount(n int) attribute.KeyValue { return semconv.MessagingBatchMessageCount(n) }

@@ -420,7 +420,11 @@ func must[T any](v T, err error) T {
 const (
 	DeniedGlobal   = "global"    // the global limit is reached, or the partition's quota of it
 	DeniedPerGroup = "per_group" // the tenant's share or own limit is reached
+	DeniedType     = "type"      // the rate of the type is reached
+	DeniedInFlight = "in_flight" // as many jobs of the tenant or the type are ready or running as may be
 )
+
+var deniedReasons = [...]string{DeniedGlobal, DeniedPerGroup, DeniedType, DeniedInFlight}
 
 // MaxLabels bounds the series of a metric with a label whose values users choose: so many values
 // have a series each, all other values share the series Other.
@@ -449,10 +453,12 @@ type rateLimits struct {
 }
 
 type tenantPermits struct {
-	allowed, global, perGroup                   atomic.Int64
-	allowedSeries, globalSeries, perGroupSeries metric.ObserveOption
+	allowed       atomic.Int64
+	allowedSeries metric.ObserveOption
+	denied        [len(deniedReasons)]atomic.Int64 // by reason
+	deniedSeries  [len(deniedReasons)]metric.ObserveOption
 
-	seen int64 // the sum of the three counters at the last sweep
+	seen int64 // the sum of the counters at the last sweep
 }
 
 func newRateLimits(i instruments, now func() time.Time) *rateLimits {
@@ -473,23 +479,22 @@ func newTenantPermits(tenant string) *tenantPermits {
 	series := func(attrs ...attribute.KeyValue) metric.ObserveOption {
 		return metric.WithAttributeSet(attribute.NewSet(attrs...))
 	}
-	return &tenantPermits{
-		allowedSeries:  series(label),
-		globalSeries:   series(label, attribute.String("reason", DeniedGlobal)),
-		perGroupSeries: series(label, attribute.String("reason", DeniedPerGroup)),
+	p := &tenantPermits{allowedSeries: series(label)}
+	for i, reason := range deniedReasons {
+		p.deniedSeries[i] = series(label, attribute.String("reason", reason))
 	}
+	return p
 }
 
 // Allowed counts n jobs of a tenant that became ready; with a rate limit each was given a permit.
 func (r *rateLimits) Allowed(tenant string, n int) { r.of(tenant).allowed.Add(int64(max(n, 0))) }
 
-// Denied counts one denied permit. reason is [DeniedGlobal] or [DeniedPerGroup].
+// Denied counts one denied permit or place. reason is one of the constants Denied…. A type's limit is
+// denied to nobody in particular: tenant is then "".
 func (r *rateLimits) Denied(tenant, reason string) {
-	if reason == DeniedGlobal {
-		r.of(tenant).global.Add(1)
-		return
+	if i := slices.Index(deniedReasons[:], reason); i >= 0 {
+		r.of(cmp.Or(tenant, Other)).denied[i].Add(1)
 	}
-	r.of(tenant).perGroup.Add(1)
 }
 
 func (r *rateLimits) of(tenant string) *tenantPermits {
@@ -535,7 +540,13 @@ func (r *rateLimits) sweep() {
 	}
 }
 
-func (p *tenantPermits) sum() int64 { return p.allowed.Load() + p.global.Load() + p.perGroup.Load() }
+func (p *tenantPermits) sum() int64 {
+	sum := p.allowed.Load()
+	for i := range p.denied {
+		sum += p.denied[i].Load()
+	}
+	return sum
+}
 
 func (r *rateLimits) observe(o metric.Observer, allowed, denied metric.Int64Observable) {
 	r.mu.RLock()
@@ -553,6 +564,7 @@ func (p *tenantPermits) observe(o metric.Observer, allowed, denied metric.Int64O
 		}
 	}
 	report(allowed, p.allowed.Load(), p.allowedSeries)
-	report(denied, p.global.Load(), p.globalSeries)
-	report(denied, p.perGroup.Load(), p.perGroupSeries)
+	for i := range p.denied {
+		report(denied, p.denied[i].Load(), p.deniedSeries[i])
+	}
 }

@@ -5,8 +5,7 @@
 --   1  base    prefix of all keys of the partition
 --   2  absent  a key that never exists: Redis refuses the call while the hash slot is being moved
 -- ARGV
---   1  layout  -  layout to write
---   then for each group:
+--   for each group:
 --   +1  group  -  its id
 -- Reply
 --   one of these for each group:
@@ -22,7 +21,7 @@
 -- Twice: the second call finds no transition to make.
 -- Out of memory: goes through.
 -- Cost: some 20 µs a group.
-local layout, clean = ARGV[1], {}
+local clean = {}
 precheck_move()
 precheck('SCARD', B .. 'dirty')
 allow_oom()
@@ -37,14 +36,13 @@ local function read(group)
 end
 
 local replies = {}
-for i = 2, #ARGV do
-  local group = ARGV[i]
+for i, group in ipairs(ARGV) do
   local g, hash = guarded(read, group)
-  replies[i - 1] = g
+  replies[i] = g
   if hash then
-    local moved, failures = move(group, g, hash, {}, layout, now)
+    local moved, failures = move(group, g, hash, {}, now)
     if g.status ~= 'CANCELLED' or failures == 0 then clean[#clean + 1] = group end
-    replies[i - 1] = { 'OK', moved, failures, tonumber(g.round or 0) }
+    replies[i] = { 'OK', moved, failures, tonumber(g.round or 0) }
   end
 end
 if #clean > 0 then call('SREM', B .. 'dirty', unpack(clean)) end

@@ -13,25 +13,31 @@
 -- Reply
 --   {'OK'}      the data is deleted, by this or an earlier call
 --   {'FENCED'}  another watcher is the leader
---   {'OPEN'}    the group has not ended, or sweep has not completed its cancellation
+--   {'OPEN'}    the group has not ended, or sweep has not completed its cancellation, or a job still
+--               runs that counts for its tenant's bound: after the group nobody would know the tenant
 -- Twice: the second call finds nothing to delete.
 -- Out of memory: goes through.
 -- Cost: constant. Redis frees large values in the background.
 local group, fence, scope = ARGV[1], ARGV[2], ARGV[3]
 if call('HGET', B .. 'watch', 'fence') ~= fence then return { 'FENCED' } end
 local key = B .. 'group:' .. group
-local g = call('HMGET', key, 'tenant', 'status', 'types', 'sweep')
+local g = call('HMGET', key, 'tenant', 'status', 'types', 'sweep', 'tags')
 if g[1] and (g[4] or (g[2] ~= 'COMPLETED' and g[2] ~= 'FAILED' and g[2] ~= 'CANCELLED')) then return { 'OPEN' } end
 if scope == 'results' then
   call('UNLINK', B .. 'results:' .. group)
   if g[1] then call('HSET', key, 'results_expired', 1) end
   return { 'OK' }
 end
+if g[1] and g[2] == 'CANCELLED' and call('HEXISTS', B .. 'tenant:' .. g[1], 'in_flight') == 1
+  and entries_of(g[1], group) > 0 then
+  return { 'OPEN' }
+end
 precheck('ZCARD', B .. 'groups', B .. 'ended', B .. 'failed', B .. 'open')
 precheck('SCARD', B .. 'dirty', B .. 'active')
 if g[1] then
   precheck('ZCARD', B .. 'groups:' .. g[1], B .. 'tenants')
   precheck('HLEN', B .. 'tenant:' .. g[1])
+  precheck_tags(g[1], g[5])
 end
 for typ in string.gmatch(g[3] or '', '[^|]+') do
   call('UNLINK', B .. 'queue:' .. group .. ':' .. typ, B .. 'cancelled:' .. group .. ':' .. typ)
@@ -46,6 +52,7 @@ call('ZREM', B .. 'open', group)
 call('SREM', B .. 'dirty', group)
 if g[1] then
   call('ZREM', B .. 'groups:' .. g[1], group)
+  untag(g[1], group, g[5])
   local unfinished = tonumber(call('HGET', B .. 'tenant:' .. g[1], 'unfinished') or 0)
   if call('ZCARD', B .. 'groups:' .. g[1]) == 0 and unfinished <= 0 then
     set_inactive(g[1])

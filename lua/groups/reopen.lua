@@ -9,6 +9,8 @@
 --   2  request  -  id of the request, '' = none
 --   3  chosen   -  which failed jobs to move, as JSON: {"codes": [code, …], "jobs": [ordinal, …]},
 --                  those with one of the codes and those with one of the ordinals; '' = all
+--   4  adds     -  a prefix of request: the chosen jobs are added to the present round, if a request
+--                  with this prefix has opened it, and it has not ended; '' = no
 -- Reply
 --   {'OK', round}      the group's present round, which this or an earlier call has opened
 --   {'NOGROUP'}        there is no such group
@@ -27,6 +29,13 @@ local key = B .. 'group:' .. group
 local g = call('HMGET', key, 'status', 'round', 'failed', 'requeue', 'reopened', 'retry')
 if not g[1] then return { 'NOGROUP' } end
 if request ~= '' and g[5] == request then return { 'OK', tonumber(g[2]) } end
+local adds = chosen ~= '' and (ARGV[4] or '') ~= '' and string.sub(g[5] or '', 1, #ARGV[4]) == ARGV[4]
+if adds and not g[4] and (g[1] == 'CREATED' or g[1] == 'DISPATCHED' or g[1] == 'RUNNING') then
+  precheck_mark_dirty()
+  call('HSET', key, 'requeue', 0, 'reopened', request, 'retry', chosen)
+  mark_dirty(group)
+  return { 'OK', tonumber(g[2]) }
+end
 if g[4] and (g[6] or '') ~= chosen then return { 'MOVING' } end
 if g[4] then return { 'OK', tonumber(g[2]) } end
 if g[1] ~= 'COMPLETED' and g[1] ~= 'FAILED' then return { 'STATE', g[1] } end

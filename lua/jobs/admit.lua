@@ -11,24 +11,24 @@
 --   4   slots    workers  jobs that the workers can run at the same time; 0 = not known
 --   5   ahead    jobs     entries that the ready stream may have beyond slots; 0 = there are no
 --                         workers
---   6   limiter  -        fixed, sliding or token
---   7   width    ms       length of a window
---   8   total    permits  permits in a window, of all partitions together; 0 = no limit
---   9   part     permits  this partition's quota until it is rebalanced
---   10  tag      -        name of the limit and of the number of partitions; '' = one partition
---   11  share    -        static or elastic
---   12  seed     -        8 random hex digits, for span ids
---   13  keep     ms       how long congestion statistics are kept after a tenant's last event
---   14  high     n        weight of the lane high
---   15  normal   n        weight of the lane normal
---   16  low      n        weight of the lane low
+--   6   served   0|1      1 = a live worker serves the type. Otherwise no job becomes ready that would
+--                         hold a place of a bound
+--   7   limiter  -        fixed, sliding or token
+--   8   width    ms       length of a window
+--   9   seed     -        8 random hex digits, for span ids
+--   10  keep     ms       how long congestion statistics are kept after a tenant's last event
+--   11  high     n        weight of the lane high
+--   12  normal   n        weight of the lane normal
+--   13  low      n        weight of the lane low
 -- Reply
 --   {state, moved, non_ready, wait, permits, denials, traced, now}
 --     state      'OK'       jobs were admitted, or the call has looked at as much as it may
 --                'FULL'     the ready stream takes no more jobs now: it is full, or what is free is
---                           little or kept for others; jobs may have been admitted before
---                'LIMITED'  no permit of the global limit is left, or others may claim those that
---                           are; jobs may have been admitted before
+--                           little or kept for others, or the type has as many entries as it may;
+--                           jobs may have been admitted before
+--                'LIMITED'  no permit of the global limit or of the type's is left, or others may
+--                           claim those that are; jobs may have been admitted before
+--                'UNSET'    the partition does not know its limits: quota has not been called
 --                'PAUSED'   the type is paused
 --                'EMPTY'    no waiting job may run now
 --     moved      jobs that are ready now
@@ -36,8 +36,8 @@
 --     wait       ms until another call can admit jobs; -1 = until the process is woken; not set
 --                (-1) with OK: another call may admit jobs at once
 --     permits    {tenant, jobs, …}: the admitted jobs; with a limit, each spent a permit
---     denials    {tenant, reason, …}: per_group or global, as its own share or all permits are used
---                up
+--     denials    {tenant, reason, …}: see deny in parts/permits.lua. Of a type's limits, the tenant
+--                is ''
 --     traced     {group, ordinal, tenant, trace, span id, now ms, ms waited for the fair queue, ms
 --                waited for the rate limit, …}
 --     now        Redis time, µs
@@ -47,11 +47,11 @@
 -- Twice: the second call takes the next jobs.
 -- Out of memory: goes through.
 -- Cost: about 3 µs a job and some µs a tenant; O(log n) in tenants and groups.
-typ, seed = ARGV[1], ARGV[12]
+typ, seed = ARGV[1], ARGV[9]
 local most, cap, slots, ahead = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
-local total, elastic, keep = tonumber(ARGV[8]), ARGV[11] == 'elastic', tonumber(ARGV[13])
-LIMITER, WIDTH = ARGV[6], tonumber(ARGV[7])
-local weights = { high = tonumber(ARGV[14]), normal = tonumber(ARGV[15]), low = tonumber(ARGV[16]) }
+local served, keep = ARGV[6] == '1', tonumber(ARGV[10])
+LIMITER, WIDTH = ARGV[7], tonumber(ARGV[8])
+local weights = { high = tonumber(ARGV[11]), normal = tonumber(ARGV[12]), low = tonumber(ARGV[13]) }
 local PICK = 50 -- most jobs of a tenant in a row; up to 100 if the workers run so many within 1 ms
 local LOOKS = 200 -- most turns of by_fairness or by_priority; a turn serves one tenant or group
 stream, fair, load_key = B .. 'ready:' .. typ, B .. 'fair:' .. typ, B .. 'load:' .. typ
@@ -76,6 +76,9 @@ local function store_full(entries_at)
   call('HSET', load_key, 'full', text .. string.format(' %.0f', now))
 end
 local capacity -- most jobs that this call admits; finish may add a few
+local g -- what global returned
+local T -- the type's limits; nil = it has none
+local may_start = math.huge -- how many jobs they allow now
 do
   -- If due jobs found the stream full in the last 200 ms (see promote), admit leaves them up to
   -- half of its free capacity. If there is space for one job only, the sides get it in turn.
@@ -103,6 +106,34 @@ do
     return { 'FULL', 0, 0, -1, {}, {}, {}, US }
   end
 
+  g = global(typ)
+  if g.unset then return { 'UNSET', 0, 0, -1, {}, {}, {}, US } end
+  T = type_limit(typ, g.spec)
+  if T then
+    if T.places and not served then return { 'EMPTY', 0, 0, -1, {}, {}, {}, US } end
+    if T.places then full_at = math.min(full_at, T.places - 1) end
+    may_start = room(T, entries)
+    -- As of the stream, due jobs get up to half of what the type's limits allow; the one that is left
+    -- goes to the sides in turn.
+    -- A job that lacks a place asks again within HELD_MS; one that lacks a permit may meet a window
+    -- without any.
+    local fresh = 2 * HELD_MS + (T.permits and WIDTH or 0)
+    local due = asked_at and math.abs(now - asked_at) < fresh and tonumber(asked) or 0
+    if may_start == 1 and due > 0 then
+      if load[6] then may_start = 0 else yields = 'next' end
+    end
+    may_start = may_start - math.min(floor(may_start / 2), due)
+    capacity = math.min(capacity, may_start)
+    if may_start <= 0 and T.left <= 0 then
+      allow_oom()
+      rate_bound(T.key, T.rd, now)
+      local wait = math.max(0, math.ceil((T.next_at - US) / 1000))
+      return { 'LIMITED', 0, 0, wait, {}, { '', 'type' }, {}, US }
+    elseif may_start <= 0 then
+      store_full(full_at)
+      return { 'FULL', 0, 0, -1, {}, { '', 'in_flight' }, {}, US }
+    end
+  end
   precheck('HLEN', fair, load_key, B .. 'rate')
   precheck('SCARD', B .. 'active')
   precheck('ZCARD', B .. 'non-ready')
@@ -111,7 +142,7 @@ do
   end
   precheck('LLEN', B .. 'wake:dispatcher', B .. 'quarantine')
   allow_oom()
-  if shared and free == 1 then call('HSET', load_key, 'yield', 1) end
+  if shared and free == 1 or yields == 'next' then call('HSET', load_key, 'yield', 1) end
   if load[1] then
     call('HDEL', load_key, 'full')
     load[1] = false
@@ -139,8 +170,7 @@ do
   end
 end
 
-local g = global(total, tonumber(ARGV[9]), ARGV[10])
-local limited = total > 0
+local limited, elastic = g.limited, g.elastic
 local any_due = limited and count_due(g, now)
 local lanes = call('HMGET', fair, 't:high', 't:normal', 't:low', 'v', 'gen')
 local gen, tags = lanes[5], {} -- tags: fields of fair:TYPE to write at the end
@@ -174,6 +204,7 @@ do
   --   left         permits that are left of its own limit or share; with by_group and elastic
   --                shares, of all that the partition has, instead of a share
   --   next_at      time of its next permit, µs
+  --   places       entries that its jobs have, if it has a bound; free: how many more they may have
   --   can          permits that its waiting jobs may spend now; nil = no limit. With a global
   --                limit: not more than all tenants have left, and without those that its due jobs
   --                may claim
@@ -181,20 +212,31 @@ do
   function look(tenant)
     local key = B .. 'tenant:' .. tenant
     local h = call('HMGET', key, F[1], F[2], 'rps', 'weight', 'paused', 'est:' .. typ, 'owe:' .. typ, 'rs', 'rd',
-      'marker')
+      'marker', 'in_flight', 'places', 'held')
     local t = {
       name = tenant, key = key, rps = h[3], weight = tonumber(h[4] or 1), paused = h[5],
       owe = tonumber(h[7] or 0), rs = tonumber(h[8] or 0), rd = tonumber(h[9] or 0), marker = h[10],
     }
+    if h[11] then
+      t.places, t.held = tonumber(h[12] or 0), h[13]
+      t.free = served and math.max(0, tonumber(h[11]) - t.places) or 0
+      -- Its due jobs get up to half of what is free; of a single place in every other second.
+      if t.free > 0 and call('ZCARD', B .. 'non-ready:' .. tenant) > 0 then
+        local due = call('ZCOUNT', B .. 'non-ready:' .. tenant, '-inf', now)
+        t.free = t.free - math.min(due, floor((t.free + floor(now / 1000) % 2) / 2))
+      end
+    end
     t.est = tonumber(h[6] or nil)
     t.cost = math.max(1, t.est or quick or tonumber(load[2] or 1)) / t.weight
     t.bound = rate_since(t.rs, t.rd, now)
-    local all = limited and rate_since(g.rs, g.rd, now)
-    if all and (not t.bound or all < t.bound) then t.bound = all end
+    for _, of in ipairs({ limited and g, T }) do
+      local all = of and rate_since(of.rs, of.rd, now)
+      if all and (not t.bound or all < t.bound) then t.bound = all end
+    end
     if not limited and not t.rps then return t end
     precheck('ZCARD', B .. 'non-ready:' .. tenant) -- its marker goes there
     precheck('HLEN', B .. 'congestion:' .. tenant)
-    local allowed = permits_of(g, limited, t.rps, h[4], by_group and elastic)
+    local allowed = permits_of(g, t.rps, h[4], by_group and elastic)
     t.left, t.next_at, t.limit = left[LIMITER](key, h[1], h[2], allowed)
     t.can = limited and math.min(t.left, g.left) or t.left
     if any_due and t.can > 0 then
@@ -222,11 +264,23 @@ local function leave_lanes(tenant)
   end
 end
 
+-- at_bound says whether a tenant has as many jobs in flight as it may. It then leaves all lanes until
+-- one of them ends, or for HELD_MS.
+local function at_bound(t)
+  if not t.free or t.free > 0 then return false end
+  deny(t.name, 'in_flight')
+  hold(t.key, t.held, typ)
+  call('ZADD', rate_limited, now + HELD_MS, t.name)
+  leave_lanes(t.name)
+  return true
+end
+
 -- group_of returns the next group of a tenant that is in the set (fair or over) of a lane, and the
--- number of the group's waiting jobs. A tenant that is paused leaves all lanes, one without waiting
--- jobs leaves this one; then group_of returns nil.
+-- number of the group's waiting jobs. A tenant that is paused or at its bound leaves all lanes, one
+-- without waiting jobs leaves this one; then group_of returns nil.
 local function group_of(t, lane, start, set)
   if t.paused then return leave_lanes(t.name) end
+  if at_bound(t) then return nil end
   local group, n = next_group(lane, t.name)
   if not group then
     leave_lane(typ, lane, t.name, start, gen)
@@ -271,10 +325,13 @@ end
 -- then removes the tenant from the lane.
 local function admit_jobs(t, lane, group, n, k)
   if limited then k = math.min(k, g.left) end
+  if t.free then k = math.min(k, t.free) end
   local went, gone = take(group, k, to_ready(group, t.name, t.bound))
   local empty = count_taken(group, lane, t.name, 'ready', went, gone, n)
   activate(t.name, -gone, t.weight)
   spend_permits(g, t, went)
+  spend_type(T, went)
+  if t.free then call('HSET', t.key, 'places', t.places + went) end
   moved = moved + went
   return went, empty
 end
@@ -334,7 +391,7 @@ do
   local FEW, FEW_MS = 20, 30
   function finish(t, n)
     if n > FEW or slots == 0 then return 0 end
-    n = math.min(n, cap - undelivered - moved)
+    n = math.min(n, cap - undelivered - moved, may_start - moved)
     if n * (t.est or tonumber(load[2] or 1)) <= FEW_MS * slots then return n end
     return t.est and 0 or math.min(n, slots)
   end
@@ -527,7 +584,7 @@ local function by_priority()
       return deny_global(tenant)
     else
       local t = look(tenant)
-      if t.paused then
+      if t.paused or at_bound(t) then
         call('ZREM', order, group)
       elseif not t.can or t.can > 0 then
         local went, empty = admit_jobs(t, lane, group, n, math.min(capacity - moved, PICK, t.can or PICK))
@@ -553,9 +610,13 @@ if #changes > 0 then call('HSET', fair, unpack(changes)) end
 if taken > 0 then call('HINCRBY', load_key, 'waiting', -taken) end
 if moved > 0 then
   if state == 'EMPTY' or state == 'FULL' then state = 'OK' end
-  if moved >= free then
+  if moved >= free or T and T.places and moved >= may_start then
     store_full(full_at)
     if state == 'OK' then state = 'FULL' end
+  elseif T and T.left <= 0 and state == 'OK' then -- T.next_at is older than the permits of this call
+    local h = call('HMGET', T.key, LIMIT_FIELDS[LIMITER][1], LIMIT_FIELDS[LIMITER][2])
+    local _, next_at = left[LIMITER](T.key, h[1], h[2], T.permits)
+    state, wait = 'LIMITED', math.max(0, math.ceil((next_at - US) / 1000))
   end
 end
 if state == 'EMPTY' then

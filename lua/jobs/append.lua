@@ -6,8 +6,7 @@
 --   1  base    prefix of all keys of the partition
 --   2  absent  a key that never exists: Redis refuses the call while the hash slot is being moved
 -- ARGV
---   1  layout  n     layout to write
---   2  groups  n     number of groups that follow; a group may follow twice
+--   1  groups  n     number of groups that follow; a group may follow twice
 --   then for each group:
 --   +1  group     -     its id
 --   +2  limit     jobs  most jobs of the group
@@ -43,6 +42,8 @@
 --                               below
 --   {'CONFLICT', status}        another submission has created the group
 --   {'TAKEN'}                   the id belongs to another tenant
+--   {'TAGS', n, most}           it has a tag that no other group of its tenant has; they have n, as
+--                               many as may be
 --   {'ERR', text}               a key of the group is of a wrong type: nothing was written for it
 --   one of these for each request:
 --   {'OK', first, n, skipped}   n jobs have the ordinals from first on
@@ -70,6 +71,7 @@
 -- which the audit finds, and jobs of no group, which a second call deletes.
 -- Cost: 1 µs a job and some µs a group.
 local LARGE = 4096 -- bytes; a larger payload is stored in payloads:GROUP
+local MAX_TAGS = 1000 -- different tags of a tenant's groups
 local now, factor = now_ms(), alpha()
 local at_ms = string.format('|%.0f|', now)
 local loads = {} -- waiting and accepted jobs of all groups, by type
@@ -79,16 +81,12 @@ local loads = {} -- waiting and accepted jobs of all groups, by type
 local function announce_new(group, hash, dispatched)
   local at = string.format('%.0f', now)
   local moves = { 'CREATED', at }
-  if ARGV[1] == '1' or not dispatched then
-    announce(group, 1, moves, hash)
-    moves = {}
+  if dispatched then
+    for i = 1, #hash, 2 do
+      if hash[i] == 'status' then hash[i + 1] = 'DISPATCHED' end
+    end
+    hash[#hash + 1], hash[#hash + 2], moves[3], moves[4] = 'at:dispatched', at, 'DISPATCHED', at
   end
-  if not dispatched then return end
-  for i = 1, #hash, 2 do
-    if hash[i] == 'status' then hash[i + 1] = 'DISPATCHED' end
-  end
-  hash[#hash + 1], hash[#hash + 2] = 'at:dispatched', at
-  moves[#moves + 1], moves[#moves + 2] = 'DISPATCHED', at
   announce(group, 1, moves, hash)
 end
 
@@ -113,7 +111,7 @@ local function read_group(at)
     'submitted', 'pieces', 'paused', 'unique_keys', 'hash')
   -- fresh is the hash of a group that does not exist yet, {field, value, …}; fields
   -- are those that the script sets in the hash. owned: the tenant is the id's owner already.
-  local fresh, owned = nil, true
+  local fresh, owned, tags = nil, true, nil -- tags: those of a fresh group
   if values > 0 then
     local tenant, typ, hash = ARGV[at + 7], ARGV[at + 8], ARGV[at + 9]
     if ARGV[at + 10] == '1' then
@@ -130,6 +128,7 @@ local function read_group(at)
         fresh[#fresh + 1], fresh[#fresh + 2] = ARGV[i], ARGV[i + 1]
       end
       g = { tenant, typ, given.lane, 'CREATED', nil, nil, given.total, given.run_at, nil, nil, nil, nil, given.unique_keys }
+      tags = given.tags
     end
   end
   at = at + 6 + values
@@ -329,6 +328,14 @@ local function read_group(at)
     precheck('ZCARD', B .. 'groups', B .. 'groups:' .. tenant, B .. 'open')
     has('tenants', tenant)
     precheck_announce()
+    if tags then
+      precheck_tags(tenant, tags)
+      local known, new = call('SCARD', B .. 'tags:' .. tenant), 0 -- earlier groups of the call count
+      for pair in string.gmatch(tags, '[^\n]+') do
+        new = new + 1 - call('SISMEMBER', B .. 'tags:' .. tenant, pair)
+      end
+      if new > 0 and known + new > MAX_TAGS then return { 'TAGS', known, MAX_TAGS } end
+    end
   else
     precheck_rerank(g[9], factor)
   end
@@ -364,6 +371,7 @@ local function read_group(at)
       call('ZADD', B .. 'groups:' .. tenant, now, group)
       call('ZADD', B .. 'open', now, group)
       put('tenants', 0, tenant)
+      if tags then tag(tenant, group, tags, now) end
       if left then call('UNLINK', unpack(own)) end
     end
     if #large > 0 then call('HSET', B .. 'payloads:' .. group, unpack(large)) end
@@ -425,8 +433,8 @@ local function after(at)
   for i = 1, requests do jobs = jobs + tonumber(ARGV[to + 2 * i]) end
   return to + 2 * requests + per * jobs
 end
-local replies, at = {}, 2
-for i = 1, tonumber(ARGV[2]) do
+local replies, at = {}, 1
+for i = 1, tonumber(ARGV[1]) do
   local reply, write = guarded(read_group, at)
   if write then write() end
   replies[i], at = reply, after(at)

@@ -87,6 +87,7 @@ store_states(group, ords, new, span)
 add(key, 'waiting', -n.W, 'non_ready', -n.N, 'ready', -n.R, 'in_flight', -n.I, 'done', -n.D)
 add(key, 'failed', lost - n.F)
 add(B .. 'tenant:' .. tenant, 'unfinished', n.D + n.F - lost)
+free_places(tenant, n.R + n.I)
 if only ~= '' then add(B .. 'load:' .. typ, 'waiting', -n.W, 'non_ready', -n.N, 'failed', lost - n.F) end
 if n.W > 0 and not held then
   activate(tenant, -n.W)

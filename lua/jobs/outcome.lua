@@ -63,7 +63,8 @@ local job, arg = 0, 8 + all_entries -- number of the job that was read last; ind
 local stream = B .. 'ready:' .. typ
 -- kept is the set of the jobs, as numbers in the order of ARGV, whose entries stay in the stream.
 -- refused counts the stale outcomes of groups that are neither cancelled nor deleted.
-local now, kept, owned, stale, refused = now_ms(), {}, 0, 0, 0
+-- gone are the entries of a group's stale outcomes that do not stay; they may be removed already.
+local now, kept, gone, owned, stale, refused = now_ms(), {}, {}, 0, 0, 0
 local all_done, all_failed, all_retried = 0, 0, 0
 local since = string.format('%.0f', now)
 precheck('XLEN', stream, B .. 'results')
@@ -99,13 +100,14 @@ local function congestion(n, delay, own)
 end
 
 -- next_entry decides whether the next job's entry stays in the ready stream, and then adds the job
--- to kept. It must be called once for each job, in the order of ARGV. An entry is removed with its
+-- to kept; the entry of another stale outcome it adds to gone. It must be called once for each job, in the order of ARGV. An entry is removed with its
 -- outcome. But the entry of a stale outcome may belong to a later attempt (see start), or to a job
 -- whose start Redis has lost in a failover. So it stays while the job is ready or in flight, and
 -- reclaim decides.
 local function next_entry(live, mine, state)
   job = job + 1
-  if live and not mine and string.find(state, '^[RI]') then kept[job] = true end
+  if mine then return end
+  if live and string.find(state, '^[RI]') then kept[job] = true else gone[#gone + 1] = ARGV[7 + job] end
 end
 
 -- check_each checks the done jobs of a group one by one and writes nothing. It returns the result
@@ -274,11 +276,13 @@ end
 -- the type, and owe, the run time that its jobs took beyond what was charged (it may be negative);
 -- a job costs at least 1 ms. It also counts ended jobs and stores pace, two marks of time and this
 -- count, at least 5 s apart: from them follows the speed. Ended jobs are no longer unfinished. It
--- updates the variables est, the type's mean run time, and quickest.
+-- updates the variables est, the type's mean run time, and quickest. removed entries of its jobs leave
+-- the ready stream.
 local PACE_MS = 5000
-local function store_tenant(tenant, took, ran, ended)
+local function store_tenant(tenant, took, ran, ended, removed)
   local key = B .. 'tenant:' .. tenant
-  local t = call('HMGET', key, 'est:' .. typ, 'owe:' .. typ, 'ended', 'pace', 'unfinished')
+  local t = call('HMGET', key, 'est:' .. typ, 'owe:' .. typ, 'ended', 'pace', 'unfinished', 'in_flight', 'places', 'held')
+  free_known(tenant, removed, { t[6], t[7], t[8] })
   local had, set = tonumber(t[1] or charged), {}
   if ran > 0 then
     local mean = took / ran
@@ -312,8 +316,9 @@ for _ = 1, groups do
     'cancelled', 'aggregate', 'in_flight', 'ready', 'non_ready')
   local live, tenant = g[1] and g[2] ~= 'CANCELLED', g[1]
   local done, failed, non_ready, unstarted, readied = 0, 0, 0, 0, 0
+  gone = {}
+  if tenant then precheck('HLEN', B .. 'tenant:' .. tenant) end
   if live then
-    precheck('HLEN', B .. 'tenant:' .. tenant)
     precheck_rerank(g[4], factor)
   end
   if live and n_other > 0 then
@@ -325,7 +330,13 @@ for _ = 1, groups do
   if n_other > 0 then
     failed, non_ready, unstarted, readied = store_others(group, live, tenant, tonumber(g[3]), n_other)
   end
-  if done + failed + non_ready > 0 then
+  -- A job that is ready again has another entry for the one that is removed. Of stale outcomes only
+  -- those entries count that are removed now, and not by an earlier report or by reclaim.
+  local removed = done + failed + non_ready
+  if #gone > 0 then removed = removed + call('XDEL', stream, unpack(gone)) end
+  if done + failed + non_ready == 0 and tenant then
+    free_places(tenant, removed)
+  elseif tenant then
     local counts = {}
     for field, change in pairs({
       in_flight = { g[11], unstarted - done - failed - non_ready }, ready = { g[12], -unstarted }, done = { g[7], done },
@@ -344,7 +355,7 @@ for _ = 1, groups do
       end
       rerank(group, g[4], factor)
     end
-    store_tenant(tenant, took, ran, done + failed)
+    store_tenant(tenant, took, ran, done + failed, removed)
   end
   local took_effect = done + failed + non_ready + readied
   all_done, all_failed = all_done + done, all_failed + failed

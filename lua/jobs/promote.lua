@@ -8,28 +8,27 @@
 --   1  most       jobs     most jobs to promote
 --   2  limiter    -        fixed, sliding or token
 --   3  width      ms       length of a window
---   4  total      permits  permits in a window, of all partitions together; 0 = no limit
---   5  part       permits  this partition's quota until it is rebalanced
---   6  tag        -        name of the limit and of the number of partitions; '' = one partition
---   7  share      -        static or elastic
---   8  seed       -        8 random hex digits, for span ids
---   9  full_wait  ms       after this time promote looks again at a tenant whose due jobs found a
+--   4  seed       -        8 random hex digits, for span ids
+--   5  full_wait  ms       after this time promote looks again at a tenant whose due jobs found a
 --                          full ready stream, or only permits that are kept for other jobs
---   10 cap        jobs     most undelivered jobs in a ready stream; suspects go beyond it
---   then for each type with another cap:
+--   6  cap        jobs     most undelivered jobs in a ready stream; suspects go beyond it
+--   then for each type that a live worker serves:
 --   +1  typ       -        the type
 --   +2  cap       jobs     the cap of this type
 -- Reply
 --   {moved, skipped, wait, permits, denials, traced, now}
 --     moved      jobs that are ready now
---     skipped    due jobs that the call has met and whose ready stream is full
+--     skipped    due jobs that the call has met and that can't become ready: their ready stream is
+--                full, or a limit of their type or a bound of their tenant allows no more
 --     wait       ms until another call can promote jobs; -1 = only paused tenants, or none, have
 --                non-ready jobs
 --     permits    {tenant, jobs, …}: the promoted jobs; with a limit, each spent a permit
---     denials    {tenant, reason, …}: per_group = its own share is used up, or the rest is kept for
---                other jobs; global = all permits are used up
+--     denials    {tenant, reason, …}: see deny in parts/permits.lua
 --     traced     {group, ordinal, tenant, trace, span id, since ms, now ms, new attempt, reason, …}
 --     now        Redis time, µs
+-- A due job that a limit of its type holds up, or its tenant's bound in a type without workers, gets a
+-- later due time, within a second: so such jobs claim no permits and hide no other jobs, and are not
+-- looked at in each call.
 -- A suspect becomes ready although the stream is full: it runs in no slot, and processes that are
 -- kept busy by other suspects leave the stream full. There are no more suspects than jobs that were
 -- in flight in the dead workers.
@@ -40,8 +39,7 @@
 -- Twice: the second call does not find the jobs, because they have left non-ready.
 -- Out of memory: goes through.
 -- Cost: some µs a job.
-local most, total, elastic = tonumber(ARGV[1]), tonumber(ARGV[4]), ARGV[7] == 'elastic'
-local seed, full_wait = ARGV[8], tonumber(ARGV[9])
+local most, seed, full_wait = tonumber(ARGV[1]), ARGV[4], tonumber(ARGV[5])
 LIMITER, WIDTH = ARGV[2], tonumber(ARGV[3])
 -- LOOK is the most due jobs that one call looks at, of all tenants. If the call ends there and has
 -- found no job of the last tenant that may become ready, the next call begins behind those jobs of
@@ -50,7 +48,6 @@ LIMITER, WIDTH = ARGV[2], tonumber(ARGV[3])
 local LOOK = 1000
 US = now_us()
 local now = floor(US / 1000)
-local limited = total > 0
 local moved, skipped, looked = 0, 0, 0
 local pauses = any_paused()
 local now_text = string.format('%.0f', now)
@@ -144,52 +141,103 @@ end
 
 local due = call('ZRANGEBYSCORE', B .. 'non-ready', '-inf', now, 'LIMIT', 0, 64)
 -- By type: cap, as in ARGV; free, the free capacity of the ready stream; full, how many due jobs
--- found it full; asked, the field due of load:TYPE when the call began.
-local cap, free, full, asked = {}, {}, {}, {}
+-- found it full; asked, the field due of load:TYPE when the call began; est, the mean run time.
+-- waits says whether it has waiting jobs.
+local cap, free, full, asked, est, waits = {}, {}, {}, {}, {}, {}
 local any_full = false -- whether a due job has found its stream full
-for i = 11, #ARGV, 2 do cap[ARGV[i]] = tonumber(ARGV[i + 1]) end
+for i = 7, #ARGV, 2 do cap[ARGV[i]] = tonumber(ARGV[i + 1]) end
 
 -- free_capacity returns how many jobs of a type may become ready. It reads the stream once in a
 -- call.
 local function free_capacity(typ)
   if not free[typ] then
-    local load = call('HMGET', B .. 'load:' .. typ, 'waiting', 'due')
+    local load = call('HMGET', B .. 'load:' .. typ, 'waiting', 'due', 'est')
+    est[typ] = tonumber(load[3] or 1)
     local _, undelivered = stream_depth(B .. 'ready:' .. typ)
-    free[typ], asked[typ] = (cap[typ] or tonumber(ARGV[10])) - undelivered, load[2] or ''
+    free[typ], asked[typ] = (cap[typ] or tonumber(ARGV[6])) - undelivered, load[2] or ''
     -- If the type has waiting jobs, the other half of the capacity is left to them (see admit).
-    if tonumber(load[1] or 0) > 0 then free[typ] = math.ceil(free[typ] / 2) end
+    waits[typ] = tonumber(load[1] or 0) > 0
+    if waits[typ] then free[typ] = math.ceil(free[typ] / 2) end
   end
   return free[typ]
 end
 
-local g
+local g = { unset = true }
 if #due > 0 then
   precheck('SCARD', B .. 'active')
   precheck('HLEN', B .. 'rate')
   precheck('LLEN', B .. 'quarantine')
   allow_oom()
-  g = global(total, tonumber(ARGV[5]), ARGV[6])
-  if limited then count_due(g, now) end
+  g = global()
+  if g.limited then count_due(g, now) end
+end
+local limited, elastic = g.limited, g.elastic
+
+-- limits_of returns the limits of a type that has some, and how many of its jobs they allow now
+-- (may_start). later counts its jobs that have got a later due time, and each is the time in which one
+-- of them may start, about.
+local of_type = {}
+local function limits_of(typ)
+  if not g.types then return nil end
+  if of_type[typ] == nil then
+    local T = type_limit(typ, call('HGET', B .. 'rate', 'type:' .. typ)) or false
+    of_type[typ] = T
+    if T then
+      precheck('HLEN', T.key)
+      free_capacity(typ)
+      T.may_start, T.later, T.each = room(T, call('XLEN', B .. 'ready:' .. typ)), 0, 1
+      if waits[typ] then T.may_start = math.ceil(T.may_start / 2) end -- the other half is left to waiting jobs
+      if T.places and not cap[typ] then T.may_start = 0 end
+      if T.permits then T.each = WIDTH / math.max(1, T.permits) end
+      if T.places then
+        T.each = math.max(T.each, est[typ] / math.max(1, T.places))
+      end
+    end
+  end
+  return of_type[typ] or nil
+end
+
+-- blocked says whether a job lacks a permit or a place of its type, or the place of a tenant with a
+-- bound and a worker. later_at returns its new due time.
+local BLOCKED_MS = 20
+local function blocked(typ, bounded)
+  local T = limits_of(typ)
+  return T and T.may_start <= 0 or bounded and not cap[typ]
+end
+local function later_at(typ)
+  if not cap[typ] then return now + HELD_MS end -- it lacks a worker
+  local T = limits_of(typ) or { later = 0, each = 1 }
+  T.later = T.later + 1
+  local at = now + BLOCKED_MS + floor(T.later * T.each)
+  if T.left and T.left <= 0 and T.next_at then at = math.max(at, math.ceil(T.next_at / 1000)) end
+  return math.min(at, now + HELD_MS)
 end
 
 -- look reads a tenant. In the result, limit, left and next_at are as in admit. can is how many of
 -- its due jobs may become ready: with a global limit, up to half of the permits stay for waiting
 -- jobs of the tenant that want them. borrows says that the permits are other tenants' unused ones.
--- offset is the field look. spare is the number of permits left that no tenant with waiting jobs
--- may claim; it is computed once in a call.
+-- offset is the field look. places and free are as in admit: how many entries its jobs have, and how
+-- many more they may have; may is how many of these its due jobs may get. spare is the number of permits left that no tenant with waiting jobs may
+-- claim; it is computed once in a call.
 local F = LIMIT_FIELDS[LIMITER]
 local spare
 local function look(tenant)
   local key = B .. 'tenant:' .. tenant
-  local h = call('HMGET', key, F[1], F[2], 'rps', 'weight', 'paused', 'active', 'look')
+  local h = call('HMGET', key, F[1], F[2], 'rps', 'weight', 'paused', 'active', 'look', 'in_flight', 'places', 'held')
   local t = { name = tenant, key = key, paused = h[5], offset = tonumber(h[7] or 0), can = most }
+  if h[8] then
+    t.places, t.held = tonumber(h[9] or 0), h[10]
+    t.free = math.max(0, tonumber(h[8]) - t.places)
+    -- As of the permits, up to half of the places stay for waiting jobs.
+    t.may = t.free - math.max(0, math.min(tonumber(h[6] or 0) - 1, startable(g), floor(t.free / 2)))
+  end
   if not limited and not h[3] then return t end
-  t.left, t.next_at, t.limit = left[LIMITER](key, h[1], h[2], permits_of(g, limited, h[3], h[4], false))
+  t.left, t.next_at, t.limit = left[LIMITER](key, h[1], h[2], permits_of(g, h[3], h[4], false))
   t.can = t.left
   if limited then
     t.can = math.min(t.can, g.left)
     if t.can > 0 then
-      t.can = t.can - math.max(0, math.min(tonumber(h[6] or 0) - 1, t.can - half_for_due(t.can)))
+      t.can = t.can - math.max(0, math.min(tonumber(h[6] or 0) - 1, startable(g), t.can - half_for_due(t.can)))
     elseif g.left > 0 and elastic and not h[3] then
       spare = spare or g.left - reserved(g, nil, now)
       t.can = math.max(0, spare - reserved_due(g, now, tenant))
@@ -200,11 +248,13 @@ local function look(tenant)
 end
 
 -- found_full returns the type of a due job whose stream is full, as other jobs have found before; nil
--- if read must look at the job. Such jobs may be many, and each call meets them again.
+-- if read must look at the job. Such jobs may be many, and each call meets them again. Those of a type
+-- at its limit get a later due time.
 local function found_full(blob)
   local group, typ, losses = string.match(blob, '^([^|]*)|([^|]*)|%d+|%d+|%d+|(%d+)|')
   local s = group and not pauses and status[group]
-  return s and not s.gone and not s.paused and full[typ] and free[typ] <= 0 and tonumber(losses) == 0 and typ or nil
+  return s and not s.gone and not s.paused and full[typ] and free[typ] <= 0 and tonumber(losses) == 0
+    and not blocked(typ) and typ or nil
 end
 
 -- choose decides what becomes of a tenant's due jobs and moves none of them. It counts in looked,
@@ -215,10 +265,11 @@ end
 --   dropped     {job, blob}: elements that are not the job's present state, a second element of a
 --               job in the lists above, jobs whose group is gone
 --   unreadable  elements that are no jobs
+--   later       {due, blob, …}: jobs that get a later due time
 -- Due jobs that are in no list stay where they are.
 local function choose(tenant, t)
   local set, not_before = B .. 'non-ready:' .. tenant, nil
-  local c = { going = {}, dropped = {}, paused = {}, unreadable = {} }
+  local c = { going = {}, dropped = {}, paused = {}, unreadable = {}, later = {} }
   local offset = t.offset
   repeat
     local page = call('ZRANGEBYSCORE', set, '-inf', now, 'LIMIT', offset, most)
@@ -226,7 +277,7 @@ local function choose(tenant, t)
     for i, blob in ipairs(page) do
       if moved + #c.going >= most then return c, nil end
       if looked >= LOOK then
-        if #c.going == 0 then call('HSET', t.key, 'look', offset - #page + i - 1) end
+        if #c.going == 0 then call('HSET', t.key, 'look', offset - #page + i - 1 - #c.later / 2) end
         return c, not_before
       end
       looked = looked + 1
@@ -241,6 +292,17 @@ local function choose(tenant, t)
         elseif j and held_back(j) then
           c.paused[#c.paused + 1] = { j, blob }
           s.named[j.ordinal] = true
+        elseif j and blocked(j.typ, t.free) then
+          if not full[j.typ] then deny('', limits_of(j.typ) and limits_of(j.typ).left <= 0 and 'type' or 'in_flight') end
+          skipped, full[j.typ] = skipped + 1, (full[j.typ] or 0) + 1
+          c.later[#c.later + 1], c.later[#c.later + 2] = later_at(j.typ), blob
+        elseif t.free and #c.going >= t.may and t.may < t.free then
+          return c, now + full_wait
+        elseif t.free and #c.going >= t.free then
+          deny(tenant, 'in_flight')
+          hold(t.key, t.held, '*')
+          skipped = skipped + 1
+          return c, now + HELD_MS
         elseif not j or free_capacity(j.typ) <= 0 and tonumber(j.losses) == 0 then
           typ, any_full = typ or j.typ, true
           skipped, not_before, full[typ] = skipped + 1, not_before or now + full_wait, (full[typ] or 0) + 1
@@ -254,7 +316,9 @@ local function choose(tenant, t)
         else
           s.named[j.ordinal] = true
           c.going[#c.going + 1] = { j, blob }
-          free[j.typ] = free[j.typ] - 1
+          free[j.typ] = free_capacity(j.typ) - 1
+          local T = limits_of(j.typ)
+          if T then T.may_start = T.may_start - 1 end
         end
       end
     end
@@ -298,7 +362,7 @@ end
 -- ones. Then it writes the counts and the tenant's score in the sorted set non-ready.
 local function promote_tenant(tenant, t)
   local set = B .. 'non-ready:' .. tenant
-  precheck('ZCARD', B .. 'suspended:' .. tenant)
+  precheck('ZCARD', B .. 'suspended:' .. tenant, set)
   local c, not_before = choose(tenant, t)
   local gone, load, ready, attempts, congested, wanted = c.unreadable, {}, {}, {}, 0, 0
   local function leave(j, blob)
@@ -324,8 +388,11 @@ local function promote_tenant(tenant, t)
     attempts[j.group][j.ordinal] = j.attempt + 1
     leave(j, d[2])
     unload(j)
+    if of_type[j.typ] then spend_type(of_type[j.typ], 1) end
     to_ready(tenant, j, d[2])
   end
+  if t.free and #c.going > 0 then call('HSET', t.key, 'places', t.places + #c.going) end
+  if #c.later > 0 then call('ZADD', set, unpack(c.later)) end
   for group, ords in pairs(ready) do
     set_ready(group, ords, attempts[group])
     add(B .. 'group:' .. group, 'non_ready', -#ords, 'ready', #ords)
@@ -347,7 +414,7 @@ local function promote_tenant(tenant, t)
 end
 
 for _, tenant in ipairs(due) do
-  if moved >= most or looked >= LOOK or (limited and g.left <= 0) then break end
+  if g.unset or moved >= most or looked >= LOOK or (limited and g.left <= 0) then break end
   precheck('HLEN', B .. 'tenant:' .. tenant)
   local t = look(tenant)
   if t.paused then
@@ -365,7 +432,8 @@ end
 
 local first, wait = call('ZRANGE', B .. 'non-ready', 0, 0, 'WITHSCORES'), -1
 if #first > 0 and tonumber(first[2]) < FAR then wait = math.max(0, tonumber(first[2]) - now) end
-if wait == 0 and limited and g and g.left <= 0 then
+if wait == 0 and g.unset then wait = 1000 end
+if wait == 0 and limited and g.left <= 0 then
   wait = math.max(1, math.ceil((g.next_at - US) / 1000))
   if #denials == 0 then deny(first[1], 'global') end
 end

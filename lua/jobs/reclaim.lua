@@ -1,5 +1,5 @@
 -- reclaim: takes back the jobs of dead workers.
--- State: ready, in flight → non-ready, due at once; after too many losses: in flight → failed
+-- State: ready, in flight → non-ready, due at once; ready → non-ready, of a type without workers; after too many losses: in flight → failed
 --
 -- KEYS
 --   1  base    prefix of all keys of the partition
@@ -9,6 +9,8 @@
 --   2  lease  ms       a job whose entry was idle for this long is taken back
 --   3  most   entries  most entries to take from the stream
 --   4  cap    n        most losses of a job; with one more it fails
+--   5  idle   0|1      1 = no worker has served the type for a lease. Undelivered entries of jobs that
+--                      hold a place of a bound are then taken back, too
 -- Reply
 --   {taken, failed, {entry, …}, stale, steps}
 --     taken   jobs that are non-ready now; they need another permit
@@ -28,7 +30,29 @@ local typ, lease, most, cap = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ton
 local stream = B .. 'ready:' .. typ
 precheck('XLEN', stream)
 local pending = redis.pcall('XPENDING', stream, 'workers', 'IDLE', lease, '-', '+', most)
-if pending.err or #pending == 0 then return { 0, 0, {}, 0, {} } end
+if pending.err then pending = {} end
+-- holds_place says whether an entry's job holds a place of a bound, of its type or its tenant.
+local type_bound = string.find(call('HGET', B .. 'rate', 'type:' .. typ) or '', '%d$') ~= nil
+local function holds_place(fields)
+  if type_bound then return true end
+  local j = parse(entry_blob(fields))
+  local tenant = j and call('HGET', B .. 'group:' .. j.group, 'tenant')
+  return tenant and call('HEXISTS', B .. 'tenant:' .. tenant, 'in_flight') == 1
+end
+if ARGV[5] == '1' and #pending < most then
+  local held = redis.pcall('XPENDING', stream, 'workers', '-', '+', most)
+  local seen = {}
+  for _, p in ipairs(held.err and {} or held) do seen[p[1]] = true end
+  local from = #held < most and '-'
+  while from and #pending < most do
+    local page = call('XRANGE', stream, from, '+', 'COUNT', most)
+    for _, entry in ipairs(page) do
+      if #pending < most and not seen[entry[1]] and holds_place(entry[2]) then pending[#pending + 1] = entry end
+    end
+    from = #page == most and '(' .. page[most][1]
+  end
+end
+if #pending == 0 then return { 0, 0, {}, 0, {} } end
 local now, factor = now_ms(), alpha()
 local entries, taken, failed, missing, stale = {}, 0, 0, {}, 0
 precheck('LLEN', B .. 'quarantine')
@@ -88,7 +112,9 @@ for _, p in ipairs(pending) do
           add(key, field, -1, 'non_ready', 1)
           taken = taken + 1
         end
+        free_places(tenant, 1)
       else
+        if g[1] then free_places(g[1], 1) end
         if g[2] == 'CANCELLED' and string.find(letter, '[CIR]') and m == mark(j.attempt) then
           note_step('cancel', group, j.ordinal, g[1], j.trace, j.attempt, '')
         end

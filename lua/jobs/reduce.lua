@@ -6,8 +6,7 @@
 --   1  base    prefix of all keys of the partition
 --   2  absent  a key that never exists: Redis refuses the call while the hash slot is being moved
 -- ARGV
---   1  layout   -  layout to write
---   then for each group:
+--   for each group:
 --   +1  group    -   its id
 --   +2  partial  -   number of the partial aggregate
 --   +3  version  µs  version of the partial aggregate that the caller has read, 0 = there is none
@@ -36,7 +35,7 @@
 -- Out of memory: goes through.
 -- Cost: some 20 µs a group.
 -- gone has the entries to remove, ended_groups the groups that have ended.
-local layout, stream, gone, ended_groups = ARGV[1], B .. 'results', {}, {}
+local stream, gone, ended_groups = B .. 'results', {}, {}
 precheck('XLEN', stream)
 precheck_move()
 precheck_mark_dirty()
@@ -54,7 +53,7 @@ local function settle(group, g, hash, m)
     call('HSET', B .. 'group:' .. group, 'reduced', g.reduced)
     return
   end
-  local _, failures = move(group, g, hash, { 'reduced', g.reduced }, layout, now)
+  local _, failures = move(group, g, hash, { 'reduced', g.reduced }, now)
   if failures > 0 or g.status ~= 'COMPLETED' and g.status ~= 'FAILED' then
     mark_dirty(group)
   else
@@ -103,7 +102,7 @@ local function read(group, partial, version, state, lines, ranges)
 end
 
 local replies = {}
-for i = 2, #ARGV, 7 do
+for i = 1, #ARGV, 7 do
   local reply, store = guarded(read, ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]), ARGV[i + 3], ARGV[i + 4], ARGV[i + 5])
   if store then store() end
   if reply[1] == 'OK' or reply[1] == 'GONE' then

@@ -8,7 +8,6 @@
 -- ARGV
 --   1  typ       -       the type
 --   2  groups    groups  number of groups
---   3  layout    -       layout to write
 --   then for each group:
 --   +1  group    -  the group's id
 --   +2  ranges   -  the jobs (see parts/ranges.lua)
@@ -34,7 +33,7 @@
 -- Out of memory: goes through.
 -- Cost: some µs a group; 1 µs a job where a group's jobs differ in state, and 1 µs a job that has
 -- had errors.
-local typ, groups, layout, arg = ARGV[1], tonumber(ARGV[2]), ARGV[3], 4
+local typ, groups, arg = ARGV[1], tonumber(ARGV[2]), 3
 local stream = B .. 'ready:' .. typ
 local us, load_key = now_us(), B .. 'load:' .. typ
 local now, tokens, about, gone = floor(us / 1000), {}, {}, {} -- gone: entries to remove
@@ -132,11 +131,20 @@ local function begin_group(group, begun)
     changes[i + 1] = string.format('%.0f', changes[i + 1])
     g[changes[i]] = changes[i + 1]
   end
-  move(group, g, hash, changes, layout, now, true)
+  move(group, g, hash, changes, now, true)
+end
+
+-- release removes the entries gone[from] and later ones, and counts them: an earlier call may have
+-- removed them before. It does nothing if the tenant has no bound, or its hash can't be read: an error
+-- would stop the script, which has already started jobs.
+local function release(tenant, from)
+  local t = redis.pcall('HMGET', B .. 'tenant:' .. tenant, 'in_flight', 'places', 'held')
+  if t[1] then free_known(tenant, call('XDEL', stream, unpack(gone, from)), t) end
 end
 
 for _ = 1, groups do
   local group, ranges, n = ARGV[arg], parse_ranges(ARGV[arg + 1])
+  local left = #gone
   local key = B .. 'group:' .. group
   local g = call('HMGET', key, 'status', 'started', 'tenant', 'job_timeout', 'max_retries', 'paused')
   local errors = ARGV[arg + 3] ~= '' and last_errors(group, ARGV[arg + 3]) or {}
@@ -145,6 +153,7 @@ for _ = 1, groups do
   local all = g[1] and g[1] ~= 'CANCELLED' and not held and transition(group, ranges, 'R', 'I')
   if all then apply(group, all) else own, begun = begin(group, g, held, ranges, ARGV[arg + 2]) end
   arg = arg + 4
+  if #gone > left and g[3] then release(g[3], left + 1) end
   tokens[#tokens + 1] = own
   if begun > 0 then
     started = started + begun

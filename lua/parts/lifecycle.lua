@@ -5,7 +5,7 @@
 --                                 is no group
 --   precheck_move()               reads the partition's keys that move writes. Groups that may end
 --                                 need precheck_last, too
---   move(group, g, hash, changes, layout, now, early)
+--   move(group, g, hash, changes, now, early)
 --                                 makes all transitions; their number, and how many failures must
 --                                 be reduced before the group can end
 
@@ -24,23 +24,16 @@ end
 -- a group's counts allow; if early is true, only the first two. g and hash are what load_group
 -- returned, g with what the caller has changed; changes has these fields and values in turn: move
 -- writes them to Redis, together with its own. Each transition is timestamped, never
--- before the last one: Redis's clock may go back. The events share one entry of the outbox in
--- layout 2. Its copy of the hash is hash with the changes behind it: the last value of a field is
--- valid. When a group ends, it is not paused any more; if its tenant has neither unfinished nor
--- non-ready jobs then, the tenant becomes inactive, and its counters are reset (check_last).
-local function move(group, g, hash, changes, layout, now, early)
+-- before the last one: Redis's clock may go back. The events share one entry of the outbox. Its copy
+-- of the hash is hash with the changes behind it: the last value of a field is valid. When a group
+-- ends, it is not paused any more; if its tenant has neither unfinished nor non-ready jobs then, the
+-- tenant becomes inactive, and its counters are reset (check_last).
+local function move(group, g, hash, changes, now, early)
   local key, moves, failures, ended = B .. 'group:' .. group, {}, 0, false
   local function n(field) return tonumber(g[field] or 0) end
   local function set(field, value)
     g[field] = value
     changes[#changes + 1], changes[#changes + 2] = field, value
-  end
-  local copied = 0 -- how many of the changes are in hash
-  local function announce_moves()
-    for i = copied + 1, #changes do hash[#hash + 1] = changes[i] end
-    copied = #changes
-    announce(group, g.round, moves, hash)
-    moves = {}
   end
   local made, failed, all_ended, at = 0, n('failed'), n('done') + n('failed') + n('cancelled') >= n('accepted'), nil
   while g.status do
@@ -50,7 +43,7 @@ local function move(group, g, hash, changes, layout, now, early)
       to = 'DISPATCHED'
     elseif status == 'DISPATCHED' and (g.started or all_ended) then
       to = 'RUNNING'
-    elseif status == 'RUNNING' and all_ended then
+    elseif status == 'RUNNING' and all_ended and not g.requeue then
       to = 'AGGREGATING'
     elseif status == 'CANCELLED' and not g.sweep and unreduced then
       failures = failed
@@ -63,10 +56,12 @@ local function move(group, g, hash, changes, layout, now, early)
     set('status', to)
     set('at:' .. string.lower(to), at)
     made, moves[#moves + 1], moves[#moves + 2] = made + 1, to, at
-    if layout == '1' then announce_moves() end
     ended = to == 'COMPLETED' or to == 'FAILED'
   end
-  if #moves > 0 then announce_moves() end
+  if #moves > 0 then
+    for i = 1, #changes do hash[#hash + 1] = changes[i] end
+    announce(group, g.round, moves, hash)
+  end
   if #changes > 0 then call('HSET', key, unpack(changes)) end
   if ended then
     call('ZREM', B .. 'open', group)

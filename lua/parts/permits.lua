@@ -2,6 +2,7 @@
 -- NEEDS  base, limiters
 -- OFFERS
 --   spend_permits(g, t, n)    spends n permits of a tenant
+--   spend_type(T, n)          spends n permits of a type
 --   permits                   {tenant, n, …}: the permits spent; without a limit, the jobs
 --   deny(tenant, reason)      notes that a tenant was refused a permit
 --   denials                   {tenant, reason, …}
@@ -22,9 +23,18 @@ local function spend_permits(g, t, n)
   spend[LIMITER](B .. 'rate', g.state, n)
 end
 
+-- spend_type spends n permits of a type with a rate. T is what type_limit returned (see shares), or
+-- nil.
+local function spend_type(T, n)
+  if not T then return end
+  T.left = T.left - n
+  if T.state and n > 0 then spend[LIMITER](T.key, T.state, n) end
+end
+
 -- deny adds a tenant that was refused a permit to the list denials. The reason is global (all
--- permits of the partition are spent) or per_group (the tenant's own are, or what is left of them
--- is kept for its other jobs; the metric's label has this name).
+-- permits of the partition are spent), per_group (the tenant's own are, or what is left of them is
+-- kept for its other jobs; the metric's label has this name), type (those of the type are), or
+-- in_flight (as many jobs of the tenant or the type are ready or in flight as may be).
 local function deny(tenant, reason)
   denials[#denials + 1] = tenant
   denials[#denials + 1] = reason

@@ -18,7 +18,7 @@ end
 
 -- announce adds an entry to the outbox: a group has entered one status or several. moves has them in
 -- turn with their times, {status, at, …}; hash is the group's hash after the last one, as HGETALL
--- returns it. Several moves share an entry only in layout 2.
+-- returns it.
 local function precheck_announce()
   precheck('XLEN', B .. 'outbox')
   precheck('LLEN', B .. 'wake:watcher')

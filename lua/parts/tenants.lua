@@ -43,8 +43,8 @@ end
 -- keeps a tenant that has groups, settings or unfinished jobs, or is paused.
 local function forget_tenant(tenant)
   local key = B .. 'tenant:' .. tenant
-  local set = call('HMGET', key, 'rps', 'weight', 'base_priority', 'paused', 'unfinished')
-  if set[1] or set[2] or set[3] or set[4] or tonumber(set[5] or 0) > 0 then return end
+  local set = call('HMGET', key, 'rps', 'weight', 'base_priority', 'paused', 'unfinished', 'in_flight')
+  if set[1] or set[2] or set[3] or set[4] or set[6] or tonumber(set[5] or 0) > 0 then return end
   if call('ZCARD', B .. 'groups:' .. tenant) > 0 then return end
   call('UNLINK', key)
   call('ZREM', B .. 'tenants', tenant)

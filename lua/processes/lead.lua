@@ -9,6 +9,8 @@
 --   1  process  -   the process's id
 --   2  lease    ms  length of the lease; 0 = give it up
 --   3  scope    -   watch (lead the partition) or rebalance (the quotas)
+--   4  above    n   the fencing number is to be higher than this one: others are known by it. Redis may
+--                   have lost the key
 -- Reply
 --   {fence, left}  the fencing number, 0 while another process leads or after a lease of 0; ms
 --                  until the lease ends, the caller's or that of the other process
@@ -25,7 +27,7 @@ if lease == 0 then
   if w[1] == process then call('HSET', key, 'until', 0) end
   return { 0, 0 }
 end
-local fence = tonumber(w[3] or 0)
-if w[1] ~= process or ends <= now then fence = fence + 1 end
+local fence, above = tonumber(w[3] or 0), tonumber(ARGV[4] or 0)
+if w[1] ~= process or ends <= now or fence <= above then fence = math.max(fence, above) + 1 end
 call('HSET', key, 'owner', process, 'until', now + lease, 'fence', fence)
 return { fence, lease }

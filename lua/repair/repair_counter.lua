@@ -1,13 +1,13 @@
--- repair_counter: sets a counter of a type or tenant to what the audit has counted. With the
--- counter active it also adds the tenant to the set of active tenants or removes it; a paused
+-- repair_counter: sets a counter of a type or tenant, or the bytes of a queue of callbacks, to what the audit
+-- has counted. With the counter active it also adds the tenant to the set of active tenants or removes it; a paused
 -- tenant is never in it.
 --
 -- KEYS
 --   1  base    prefix of all keys of the partition
 --   2  absent  a key that never exists: Redis refuses the call while the hash slot is being moved
 -- ARGV
---   1  scope    -  type or tenant
---   2  name     -  the type or tenant
+--   1  scope    -  type, tenant or callbacks
+--   2  name     -  the type or tenant; callbacks: ignored
 --   3  counter  -  field of its hash
 --   4  have     n  the counter's value while the audit counted
 --   5  want     n  what the audit counted
@@ -19,6 +19,7 @@
 -- Cost: constant.
 local tenant, name, counter, have, want = ARGV[1] == 'tenant', ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local key = tenant and B .. 'tenant:' .. name or B .. 'load:' .. name
+if ARGV[1] == 'callbacks' then key = B .. 'callbacks:bytes' end
 if tonumber(call('HGET', key, counter) or 0) ~= have then return { 0 } end
 if tenant then precheck_activate(name) end
 allow_oom()

@@ -95,8 +95,12 @@ if location == 'ready' then
     local has_twin = other and item ~= twin and same(j, parse(other.job))
     if live and j.typ == owner and current and not has_twin then return { 0 } end
   end
+  local tenant = j and call('HGET', B .. 'group:' .. j.group, 'tenant')
+  if tenant then precheck('HLEN', B .. 'tenant:' .. tenant) end
   call('XACK', stream, 'workers', item)
-  return drop(e.job, 'ready:' .. owner, 'XDEL', stream, item)
+  drop(e.job, 'ready:' .. owner, 'XDEL', stream, item)
+  if tenant then free_places(tenant, 1) end
+  return { 1 }
 end
 
 if location == 'results' then

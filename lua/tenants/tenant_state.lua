@@ -7,12 +7,9 @@
 --   1  tenant   -        the tenant
 --   2  limiter  -        fixed, sliding or token
 --   3  width    ms       length of a window
---   4  total    permits  permits in a window, of all partitions together; 0 = no limit
---   5  part     permits  this partition's quota until it is rebalanced
---   6  tag      -        name of the limit and of the number of partitions, '' = one partition
---   7  other    0|1      1 = reply as if the settings 8 and 9 were the tenant's
---   8  rps      1/s      with other: a rate limit of its own, '' = it shares the common limit
---   9  weight   n        with other: its weight, '' = 1
+--   4  other    0|1      1 = reply as if the settings 5 and 6 were the tenant's
+--   5  rps      1/s      with other: a rate limit of its own, '' = it shares the common limit
+--   6  weight   n        with other: its weight, '' = 1
 -- Reply
 --   1   known          0|1      the tenant has groups or settings, or is paused
 --   2   rps            1/s      its own rate limit, '' = none
@@ -47,29 +44,32 @@
 --   24  now            µs       Redis time
 --   25  limited_until  ms       until then it is rate-limited (the latest time of all types); 0 =
 --                               it is not
+--   26  in_flight      n        its bound of jobs in flight, '' = none
+--   27  places         n        with a bound: how many of its jobs count
+--   28  total          permits  the global limit of all partitions together, in a window; 0 = none
+--   29  share          -        static or elastic
 -- It changes nothing, except for the state of a limiter whose time is too far in the future: the
 -- clock was set back, or with token the tenant has borrowed permits.
 -- Twice: the second call answers again.
 -- Out of memory: goes through, unless it has to change that state.
 -- Cost: constant, and one command for each type.
-local tenant, total = ARGV[1], tonumber(ARGV[4])
+local tenant = ARGV[1]
 LIMITER, WIDTH = ARGV[2], tonumber(ARGV[3])
 US = now_us()
 local key, F = B .. 'tenant:' .. tenant, LIMIT_FIELDS[LIMITER]
 local h = call('HMGET', key, F[1], F[2], 'rps', 'weight', 'base_priority', 'paused', 'active', 'unfinished', 'pace',
-  'ended')
+  'ended', 'in_flight', 'places')
 local c = call('HMGET', B .. 'congestion:' .. tenant, 'throttles', 'returns', 'waited', 'longest', 'last')
 local rps, weight = h[3], h[4]
-if ARGV[7] == '1' then rps, weight = ARGV[8] ~= '' and ARGV[8], ARGV[9] ~= '' and ARGV[9] or nil end
+if ARGV[4] == '1' then rps, weight = ARGV[5] ~= '' and ARGV[5], ARGV[6] ~= '' and ARGV[6] or nil end
 local active = call('SISMEMBER', B .. 'active', tenant)
 local limited_until = 0
 for _, typ in ipairs(call('ZRANGE', B .. 'types', 0, -1)) do
   limited_until = math.max(limited_until, tonumber(call('ZSCORE', B .. 'rate-limited:' .. typ, tenant) or 0))
 end
-local g = { permits = 0, active = call('SCARD', B .. 'active') }
+local g = global()
 local used, limit, next_at, global_used, global_next = 0, 0, US, 0, US
-if total > 0 then
-  g = global(total, tonumber(ARGV[5]), ARGV[6])
+if g.limited then
   count_due(g, floor(US / 1000), tenant)
   if active == 0 then g.active = g.active + 1 else g.xw = g.xw - extra_weight(h[4]) end
   g.xw = g.xw + extra_weight(weight)
@@ -86,4 +86,5 @@ return { known, rps or '', weight or '', h[5] or '', h[6] and 1 or 0, active, to
   call('ZCARD', B .. 'non-ready:' .. tenant) + call('ZCARD', B .. 'suspended:' .. tenant),
   h[9] or '', h[10] or '0',
   c[1] or '0', c[2] or '0', c[3] or '0', c[4] or '0', c[5] or '0',
-  used, limit, global_used, g.permits, g.active, math.floor(next_at), math.floor(global_next), US, limited_until }
+  used, limit, global_used, g.permits, g.active, math.floor(next_at), math.floor(global_next), US, limited_until,
+  h[11] or '', tonumber(h[12] or 0), g.total, g.elastic and 'elastic' or 'static' }

@@ -101,7 +101,7 @@ type hostEntry struct {
 }
 
 // load reads the credentials file. The pools are in the order of the file, and have no source yet.
-func load(r *accountsfile.Reader) content {
+func load(r *accountsfile.Reader, config Config) content {
 	l := &loader{Reader: r, byList: map[string]*pool{}, byName: map[string]*pool{}, byHost: map[string][]hostEntry{}}
 	var f file
 	if !l.Decode(&f) {
@@ -122,10 +122,13 @@ func load(r *accountsfile.Reader) content {
 	for i, s := range f.Signing {
 		s.add(l.Entry("signing", i), c.signing)
 	}
-	for name := range f.Types {
-		_, err := newRequest(processor.Job{Type: name}, f.Types)
-		if name == Type {
+	for name, p := range f.Types {
+		request, err := newRequest(processor.Job{Type: name}, f.Types)
+		switch {
+		case name == Type || name == BatchType:
 			err = errors.New("the name is taken")
+		case err == nil && p.Batch != nil:
+			err = p.Batch.check(config, request)
 		}
 		if err != nil {
 			l.Mistake("types: %s: %w", name, err)
@@ -325,7 +328,7 @@ type Guarded struct {
 	choose credential.Choice
 	hosts  func(host string) credential.Source // nil: hosts are not guarded
 	loaded atomic.Pointer[content]
-	types  []string // the further job types of the file at the start, which they stay; nil before
+	types  []string // the further job types of the file at the start (see typeNames), which they stay; nil before
 	file   *accountsfile.File
 }
 
@@ -363,8 +366,8 @@ func NewGuarded(config Config, options ...Option) (*Guarded, error) {
 		option(g)
 	}
 	load := func(r *accountsfile.Reader) (use func() error) {
-		c := load(r)
-		if types := slices.Sorted(maps.Keys(c.types)); g.types != nil && !slices.Equal(types, g.types) {
+		c := load(r, config)
+		if types := c.typeNames(); g.types != nil && !slices.Equal(types, g.types) {
 			r.Mistake("types: %v instead of %v: restart the worker to add or remove types", types, g.types)
 		}
 		return func() error { return g.use(c) }
@@ -373,7 +376,7 @@ func NewGuarded(config Config, options ...Option) (*Guarded, error) {
 	if _, err := g.Reload(); err != nil {
 		return nil, err
 	}
-	g.types = append([]string{}, slices.Sorted(maps.Keys(g.loaded.Load().types))...)
+	g.types = g.loaded.Load().typeNames()
 	return g, nil
 }
 
@@ -393,14 +396,31 @@ func (g *Guarded) use(c content) error {
 	return nil
 }
 
-// Types returns a processor for each further job type of the file: g under another name. Close and
-// Reload are for g alone.
-func (g *Guarded) Types() []processor.Processor {
-	list := make([]processor.Processor, len(g.types))
-	for i, typ := range g.types {
-		list[i] = named{g, typ}
+// typeNames returns the names of the further job types, and which of them have batches.
+func (c *content) typeNames() []string {
+	names := []string{}
+	for _, name := range slices.Sorted(maps.Keys(c.types)) {
+		if c.types[name].Batch != nil {
+			name += " (batch)"
+		}
+		names = append(names, name)
 	}
-	return list
+	return names
+}
+
+// Types returns a processor for each further job type of the file, and that of HTTP_BATCH: g under
+// another name. Close and Reload are for g alone.
+func (g *Guarded) Types() []processor.Runner {
+	var list []processor.Runner
+	types := g.loaded.Load().types
+	for _, typ := range slices.Sorted(maps.Keys(types)) {
+		if settings := types[typ].Batch; settings != nil {
+			list = append(list, gatedBatch{newBatch(g, typ, settings)})
+		} else {
+			list = append(list, named{g, typ})
+		}
+	}
+	return append(list, gatedBatch{newBatch(g, BatchType, &batchSettings{})})
 }
 
 // named is a Guarded that serves a further type.
@@ -480,23 +500,29 @@ func (g *Guarded) read(job processor.Job) (*http.Request, *pool, error) {
 	if err != nil {
 		return nil, nil, invalidPayload(err)
 	}
+	p, err := g.poolOf(request, loaded)
+	return request, p, err
+}
+
+// poolOf returns the pool of credentials for a request; see read.
+func (g *Guarded) poolOf(request *http.Request, loaded *content) (*pool, error) {
 	p := loaded.credentials.of(request.URL)
 	if p == nil {
-		return request, nil, nil
+		return nil, nil
 	}
 	for _, m := range p.members {
 		_, given := request.Header[m.header]
 		if given || m.header == "Authorization" && request.URL.User != nil {
 			err := fmt.Errorf("headers or url has %s, which the host's credential sets", m.header)
-			return nil, nil, invalidPayload(err)
+			return nil, invalidPayload(err)
 		}
 	}
 	config := g.calls.config
 	allowed := config.AllowPrivate || len(config.AllowedCIDRs) > 0 // the address is checked when the connection is made
 	if request.URL.Scheme != "https" && !allowed && !targetOf(request.URL).isLoopback() {
-		return nil, nil, invalidPayload(errNotEncrypted)
+		return nil, invalidPayload(errNotEncrypted)
 	}
-	return request, p, nil
+	return p, nil
 }
 
 // Process makes the call with the credential that Admit got. The answer decides about the job as
@@ -520,9 +546,16 @@ func (g *Guarded) Process(ctx context.Context, job processor.Job) (any, error) {
 	if err != nil {
 		return nil, &outcomes{err, unused, unused}
 	}
+	return resultOf(g.send(ctx, request, credentials, job.ID(), g.calls.config.MaxResponseBytes))
+}
+
+// send makes the call of a request with the credential that Admit got, if its host has any, and signs
+// it with this id. It keeps at most most bytes of the answer. Its error says what follows for the
+// credential and the host.
+func (g *Guarded) send(ctx context.Context, request *http.Request, credentials *pool, id string, most int) (answer, error) {
 	loan, err := credential.From(ctx)
 	if err != nil {
-		return nil, err
+		return answer{}, err
 	}
 	var used *member
 	client := g.calls.client
@@ -531,23 +564,22 @@ func (g *Guarded) Process(ctx context.Context, job processor.Job) (any, error) {
 			used = credentials.member(loan.ID())
 		}
 		if used == nil {
-			return nil, processor.Deferred(0, "the credentials of the job's host have changed")
+			return answer{}, processor.Deferred(0, "the credentials of the job's host have changed")
 		}
 		request.Header.Set(used.header, used.value)
 		if request.URL.Scheme != "https" {
 			client = g.plain
 		}
 	}
-	sign(request, job.ID(), time.Now(), g.loaded.Load().signing.of(request.URL))
-	result, status, err := g.calls.call(ctx, client, request, used)
-	var said *outcomes // by the handler itself
-	if err == nil || errors.As(err, &said) {
-		return result, err
+	sign(request, id, time.Now(), g.loaded.Load().signing.of(request.URL))
+	a, err := g.calls.exchange(ctx, client, request, used, most)
+	if err == nil || a.said != "" {
+		return a, err
 	}
-	if used != nil && status == http.StatusUnauthorized {
+	if used != nil && a.status == http.StatusUnauthorized {
 		err = processor.Retry(processor.Classify(err).Code, err)
 	}
-	return nil, outcomesOf(status, err)
+	return a, outcomesOf(a.status, err)
 }
 
 // outcomes is the error of a call, together with what the call showed about its credential and its

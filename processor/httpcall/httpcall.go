@@ -1,7 +1,7 @@
-// Package httpcall is the processor of the job type HTTP: each job makes one HTTP call. The package
-// hides its connections and what a response means for a job. Payloads are untrusted: the package
-// prevents jobs from calling addresses inside of the worker's own network, unless the Config allows
-// that.
+// Package httpcall is the processor of the job types HTTP, whose jobs make one HTTP call each, and
+// HTTP_BATCH, whose jobs share calls. The package hides its connections and what a response means for
+// a job. Payloads are untrusted: the package prevents jobs from calling addresses inside of the
+// worker's own network, unless the Config allows that.
 package httpcall
 
 import (
@@ -91,46 +91,58 @@ func (p *Processor) Process(ctx context.Context, job processor.Job) (any, error)
 	if err != nil {
 		return nil, invalidPayload(err)
 	}
-	result, _, err := p.call(ctx, p.client, request, nil)
-	return result, err
+	return resultOf(p.exchange(ctx, p.client, request, nil, p.config.MaxResponseBytes))
 }
 
 func invalidPayload(err error) error {
 	return processor.Permanent(processor.CodeInvalidPayload, fmt.Errorf("read HTTP payload: %w", err))
 }
 
-// call makes one HTTP call. used is the credential that the request carries (nil: none): call hides
-// its secret in the result and the error. status is that of the response; 0: no whole response
-// came.
-func (p *Processor) call(
-	ctx context.Context, client *http.Client, request *http.Request, used *member,
-) (result any, status int, err error) {
+// answer is a response. Only that of a call without an error has a body.
+type answer struct {
+	status    int    // 0: no whole response came
+	said      string // the outcome that the handler has chosen; "": none
+	body      []byte
+	truncated bool // the response has a longer body
+}
+
+// resultOf returns what a processor returns after a call.
+func resultOf(a answer, err error) (any, error) {
+	if err != nil {
+		return nil, err
+	}
+	return newResult(a.status, a.body, a.truncated), nil
+}
+
+// exchange sends a request, and keeps at most most bytes of the response's body. used is the credential
+// that the request carries (nil: none): exchange hides its secret in the body and the error.
+func (p *Processor) exchange(
+	ctx context.Context, client *http.Client, request *http.Request, used *member, most int,
+) (a answer, err error) {
 	propagation.TraceContext{}.Inject(ctx, propagation.HeaderCarrier(request.Header))
 	ctx, cancel := context.WithTimeout(ctx, p.config.Timeout)
 	defer cancel()
 
 	response, err := client.Do(request.WithContext(ctx))
 	if err != nil {
-		return nil, 0, failure(ctx, request, err, used)
+		return a, failure(ctx, request, err, used)
 	}
 	defer func() { _ = response.Body.Close() }()
 	if said := saidOutcome(response); response.StatusCode/100 != 2 || said != "" {
-		return nil, response.StatusCode, refusal(request, response, said, used)
+		return answer{status: response.StatusCode, said: said}, refusal(request, response, said, used)
 	}
 	// A secret may begin in the kept part of the body and end behind it. Read so far that it is
 	// found.
-	most := p.config.MaxResponseBytes
-	body, err := io.ReadAll(io.LimitReader(response.Body, int64(most+used.longestForm())+1))
+	a.body, err = io.ReadAll(io.LimitReader(response.Body, int64(most+used.longestForm())+1))
 	if err != nil {
-		return nil, 0, failure(ctx, request, err, used)
+		return answer{}, failure(ctx, request, err, used)
 	}
-	body = used.hide(body)
-	truncated := len(body) > most
-	if truncated {
-		body = body[:most]
+	a.status, a.body = response.StatusCode, used.hide(a.body)
+	if a.truncated = len(a.body) > most; a.truncated {
+		a.body = a.body[:most]
 		_, _ = io.CopyN(io.Discard, response.Body, maxDrainBytes)
 	}
-	return newResult(response.StatusCode, body, truncated), response.StatusCode, nil
+	return a, nil
 }
 
 // failure returns the error of a call without a whole response. The error names only the host,
@@ -168,10 +180,35 @@ const (
 // saidOutcome returns the outcome that the handler has chosen for the job; "" if it has chosen none.
 func saidOutcome(response *http.Response) string {
 	said := strings.ToLower(response.Header.Get(headerOutcome))
-	if slices.Contains([]string{"permanent", "retry", "defer", "throttle"}, said) {
+	if isOutcome(said) {
 		return said
 	}
 	return ""
+}
+
+// The outcomes that a handler may choose for a job.
+const (
+	saysPermanent = "permanent"
+	saysRetry     = "retry"
+	saysDefer     = "defer"
+	saysThrottle  = "throttle"
+)
+
+func isOutcome(said string) bool {
+	return slices.Contains([]string{saysPermanent, saysRetry, saysDefer, saysThrottle}, said)
+}
+
+// errorOf returns the error of a job that has the outcome that a handler has said.
+func errorOf(said, code string, after time.Duration, err error) error {
+	switch said {
+	case saysPermanent:
+		return processor.Permanent(code, err)
+	case saysDefer:
+		return processor.Deferred(after, err.Error())
+	case saysThrottle:
+		return processor.Throttled(after, err)
+	}
+	return processor.Retry(code, err)
 }
 
 // refusal returns the error for a status that is not 2xx, or for the outcome that the handler has
@@ -185,16 +222,12 @@ func refusal(request *http.Request, response *http.Response, said string, used *
 		err = fmt.Errorf("%w: %s", err, text)
 	}
 	after, given := egress.RetryAfter(response.Header.Get("Retry-After"), time.Now())
-	switch said {
-	case "permanent":
-		return &outcomes{processor.Permanent(code, err), neutral, neutral}
-	case "retry":
-		return &outcomes{processor.Retry(code, err), neutral, neutral}
-	case "defer":
-		return &outcomes{processor.Deferred(after, err.Error()), neutral, neutral}
-	case "throttle":
-		throttled := credential.Outcome{Kind: credential.Throttled, After: after}
-		return &outcomes{processor.Throttled(after, err), throttled, throttled}
+	if said != "" {
+		o := neutral
+		if said == saysThrottle {
+			o = credential.Outcome{Kind: credential.Throttled, After: after}
+		}
+		return &outcomes{errorOf(said, code, after, err), o, o}
 	}
 	switch {
 	case status == http.StatusTooManyRequests, status == http.StatusServiceUnavailable && given:
@@ -225,6 +258,11 @@ type Config struct {
 	// that they are for, and further job types whose calls have their URL there. It is read again
 	// when it changes. Empty means that calls have no credentials but those in payloads.
 	CredentialsFile string `env:"CREDENTIALS_FILE"`
+	// BatchSize is how many jobs of the type HTTP_BATCH one call has at most, up to 1000; 0: 100.
+	BatchSize int `env:"BATCH_SIZE" envDefault:"100"`
+	// BatchWait is for how long jobs of the type HTTP_BATCH gather at most, up to 1s and a quarter of
+	// LEASE; 0: 50ms.
+	BatchWait time.Duration `env:"BATCH_WAIT" envDefault:"50ms"`
 	credential.Limits
 	// HostRate is how often one host may be called in a time span, such as 100/1s; none is no
 	// limit. ACCOUNT_LIMITER says how calls are counted.
@@ -251,6 +289,8 @@ func (c Config) Validate() error {
 	check(c.MaxResponseBytes >= 0 && c.MaxResponseBytes <= processor.MaxResultBytes,
 		"MAX_RESPONSE_BYTES: %d is not between 0 and %d", c.MaxResponseBytes, processor.MaxResultBytes)
 	check(c.MaxIdleConnsPerHost >= 1, "MAX_IDLE_CONNS_PER_HOST: %d is not above 0", c.MaxIdleConnsPerHost)
+	_, err := new(batchSettings).options(c)
+	check(err == nil, "BATCH_SIZE, BATCH_WAIT: %w", err)
 	for _, err := range c.policy().Validate() {
 		check(false, "ALLOWED_CIDRS: %w", err)
 	}
@@ -323,10 +363,19 @@ func explanation(request *http.Request, response *http.Response, used *member) (
 	case (media == "" || media == "text/plain") && !strings.HasPrefix(string(body), "<"):
 		text = string(body)
 	}
+	if code, text = presentable(request, used, code, text); code == "" {
+		code = "HTTP_" + strconv.Itoa(response.StatusCode)
+	}
+	return code, text
+}
+
+// presentable returns a handler's code, "" if it is not valid, and its text as an error can have it:
+// without the secrets of the request, on one line and not too long.
+func presentable(request *http.Request, used *member, code, text string) (string, string) {
 	secrets := secretsOf(request)
 	hide := func(s string) string { return string(secrets.hide(used.hide([]byte(s)))) }
 	if text, code = hide(text), hide(code); !isCode(code) { // no code has an asterisk
-		code = "HTTP_" + strconv.Itoa(response.StatusCode)
+		code = ""
 	}
 	visible := func(r rune) rune { // a log or a terminal must not interpret the others
 		if !unicode.IsGraphic(r) {

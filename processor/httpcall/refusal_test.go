@@ -216,8 +216,8 @@ func TestTypesOfTheFile(t *testing.T) {
 	f := newFolder(t)
 	p := startGuarded(t, f.config(t, content("/orders")))
 	types := p.Types()
-	require.Len(t, types, 2)
-	require.Equal(t, []string{"ORDERS", "PING"}, []string{types[0].Type(), types[1].Type()})
+	require.Len(t, types, 3)
+	require.Equal(t, []string{"ORDERS", "PING", httpcall.BatchType}, []string{types[0].Type(), types[1].Type(), types[2].Type()})
 	run := func(typ processor.Processor, payload string) []string {
 		j := job(payload)
 		j.Type = typ.Type()
@@ -225,8 +225,8 @@ func TestTypesOfTheFile(t *testing.T) {
 		require.NoError(t, err)
 		return got
 	}
-	require.Equal(t, []string{"PUT", "/orders", "7", "application/json", "ORDERS", `{"url":"x"}`}, run(types[0], `{"url":"x"}`))
-	require.Equal(t, []string{"POST", "/", "", "text/plain; charset=utf-8", "PING", "text"}, run(types[1], `"text"`))
+	require.Equal(t, []string{"PUT", "/orders", "7", "application/json", "ORDERS", `{"url":"x"}`}, run(types[0].(processor.Processor), `{"url":"x"}`))
+	require.Equal(t, []string{"POST", "/", "", "text/plain; charset=utf-8", "PING", "text"}, run(types[1].(processor.Processor), `"text"`))
 	_, err := processor.Run(t.Context(), p, call(server.URL+"/plain"))
 	require.NoError(t, err)
 	require.Equal(t, []string{"POST", "/plain", "", "", "HTTP", ""}, got)
@@ -234,11 +234,11 @@ func TestTypesOfTheFile(t *testing.T) {
 	f.write(t, "credentials.yaml", content("/moved"))
 	_, err = p.Reload()
 	require.NoError(t, err)
-	require.Equal(t, "/moved", run(types[0], `1`)[1])
+	require.Equal(t, "/moved", run(types[0].(processor.Processor), `1`)[1])
 	f.write(t, "credentials.yaml", content("/gone")+"  NEW: {url: "+server.URL+"}\n")
 	_, err = p.Reload()
 	require.ErrorContains(t, err, "types: [NEW ORDERS PING] instead of [ORDERS PING]: restart the worker to add or remove types")
-	require.Equal(t, "/moved", run(types[0], `1`)[1])
+	require.Equal(t, "/moved", run(types[0].(processor.Processor), `1`)[1])
 }
 
 func TestMistakesInSigningAndTypes(t *testing.T) {

@@ -40,64 +40,97 @@ var connectionHeaders = []string{
 // jobHeaders begins the names of the headers that tell the handler which job calls it.
 const jobHeaders = "Bulkaction-"
 
-// payload is the payload of a job of type HTTP.
+// payload is the payload of a job of type HTTP or HTTP_BATCH.
 type payload struct {
 	URL     string            `json:"url" yaml:"url"`
 	Method  string            `json:"method" yaml:"method"`
 	Headers map[string]string `json:"headers" yaml:"headers"`
 	Body    json.RawMessage   `json:"body" yaml:"-"`
+	Batch   *batchSettings    `json:"-" yaml:"batch"` // of a type: its jobs share calls
 }
 
-// newRequest makes the job's HTTP request. A job of a type in types sends its payload there as the
-// body. If no request can be made from the payload, the error says why and contains no part of the
-// payload.
-func newRequest(job processor.Job, types map[string]payload) (*http.Request, error) {
-	payload, ok := types[job.Type]
-	if payload.Body = job.Payload; !ok {
-		payload.Body = nil
-		if err := jsonscan.Decode("", job.Payload, &payload); err != nil {
-			return nil, err
+// payloadOf returns the job's payload. That of a job of a type in types is the body of a call that is
+// otherwise like all calls of the type.
+func payloadOf(job processor.Job, types map[string]payload) (payload, error) {
+	p, ok := types[job.Type]
+	if p.Body = job.Payload; !ok {
+		p.Body = nil
+		if err := jsonscan.Decode("", job.Payload, &p); err != nil {
+			return payload{}, err
 		}
 	}
-	target, err := url.Parse(payload.URL)
-	if err != nil || (target.Scheme != "http" && target.Scheme != "https") || target.Hostname() == "" {
-		return nil, errors.New("url is not an absolute http or https URL")
+	if p.Method = strings.ToUpper(p.Method); p.Method == "" {
+		p.Method = http.MethodPost
 	}
-	method := strings.ToUpper(payload.Method)
-	if method == "" {
-		method = http.MethodPost
-	}
-	if !slices.Contains(methods, method) {
-		return nil, fmt.Errorf("method is not one of %s", strings.Join(methods, ", "))
-	}
-	body, contentType, err := encodeBody(payload.Body)
+	return p, nil
+}
+
+// newRequest makes the job's HTTP request. If no request can be made from the payload, the error
+// says why and contains no part of the payload.
+func newRequest(job processor.Job, types map[string]payload) (*http.Request, error) {
+	p, err := payloadOf(job, types)
 	if err != nil {
 		return nil, err
 	}
-	request, err := http.NewRequest(method, target.String(), body)
+	if err := p.check(methods); err != nil {
+		return nil, err
+	}
+	body, contentType, err := encodeBody(p.Body)
+	if err != nil {
+		return nil, err
+	}
+	request, err := p.request(body, contentType, job.ID())
+	if err != nil {
+		return nil, err
+	}
+	setJobHeaders(request, map[string]string{
+		"Tenant": job.Tenant, "Group": job.Group, "Ordinal": strconv.FormatInt(job.Ordinal, 10), "Type": job.Type,
+		"Attempt": strconv.Itoa(job.Attempt), "Retries-Left": strconv.Itoa(job.RetriesLeft), "Key": url.PathEscape(job.Key),
+	})
+	return request, nil
+}
+
+// check says whether the payload names a URL that can be called, and one of the methods.
+func (p payload) check(methods []string) error {
+	target, err := url.Parse(p.URL)
+	if err != nil || (target.Scheme != "http" && target.Scheme != "https") || target.Hostname() == "" {
+		return errors.New("url is not an absolute http or https URL")
+	}
+	if !slices.Contains(methods, p.Method) {
+		return fmt.Errorf("method is not one of %s", strings.Join(methods, ", "))
+	}
+	return nil
+}
+
+// request makes a request of a payload that was checked. The payload's headers replace its own ones.
+func (p payload) request(body io.Reader, contentType, idempotencyKey string) (*http.Request, error) {
+	request, err := http.NewRequest(p.Method, p.URL, body)
 	if err != nil {
 		return nil, errors.New("url, method or body make no request")
 	}
-	request.Header.Set("Idempotency-Key", job.ID())
-	request.Header.Set("User-Agent", "bulkaction")
-	if contentType != "" {
-		request.Header.Set("Content-Type", contentType)
+	for name, value := range map[string]string{
+		"Idempotency-Key": idempotencyKey, "User-Agent": "bulkaction", "Content-Type": contentType,
+	} {
+		if value != "" {
+			request.Header.Set(name, value)
+		}
 	}
-	for name, value := range payload.Headers {
-		if err := checkHeader(name, value, target.Host); err != nil {
+	for name, value := range p.Headers {
+		if err := checkHeader(name, value, request.URL.Host); err != nil {
 			return nil, err
 		}
 		request.Header.Set(name, value)
 	}
-	for name, value := range map[string]string{
-		"Tenant": job.Tenant, "Group": job.Group, "Ordinal": strconv.FormatInt(job.Ordinal, 10), "Type": job.Type,
-		"Attempt": strconv.Itoa(job.Attempt), "Retries-Left": strconv.Itoa(job.RetriesLeft), "Key": url.PathEscape(job.Key),
-	} {
+	return request, nil
+}
+
+// setJobHeaders sets the headers that say which job, or whose jobs, a request is for.
+func setJobHeaders(request *http.Request, headers map[string]string) {
+	for name, value := range headers {
 		if value != "" {
 			request.Header.Set(jobHeaders+name, value)
 		}
 	}
-	return request, nil
 }
 
 // encodeBody returns the request body: a JSON string's text unchanged, null as no body, and any

@@ -247,7 +247,7 @@ func TestConsoleWithoutJavaScript(t *testing.T) {
 	b.do(chromedp.SetValue(chromedp.CSS("#jobs"), "hello"))
 	b.expect("422 (Unprocessable Entity)")
 	b.click("main form button.primary")
-	b.sees("#refused") // with what was typed
+	b.until("document.readyState === 'complete' && document.querySelector('#refused')") // with what was typed
 	require.Equal(t, "NOOP acme hello", eval[string](b, "['type', 'tenant', 'jobs'].map((id) => document.getElementById(id).value).join(' ')"))
 	b.do(chromedp.SetValue(chromedp.CSS("#jobs"), `{"payload": {"fail": "permanent"}}`+"\n"+`{"payload": {"fail": "permanent", "fail_times": 1}}`))
 	b.click("main form button.primary")

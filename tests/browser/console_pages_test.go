@@ -24,12 +24,14 @@ var (
 	consolePages = []string{
 		"/", "/groups", "/groups?status=FAILED&tenant=nobody", "/tenants", "/dead-letters", "/rejected", "/submit", "/groups/none",
 		"/?minutes=1440", "/tenants?sort=backlog", "/dead-letters?code=NOOP_PERMANENT", "/guards", "/rooms", "/rooms/demo",
-		"/workers", "/audit", "/activity", "/keys",
+		"/limits", "/limits?type=NOOP", "/workers", "/audit", "/activity", "/keys", "/operations",
+		"/callbacks", "/callbacks?state=pending&tenant=acme",
 	}
 	filledPages = []string{
 		"/groups/newsletter", "/groups/newsletter/failures", "/groups/newsletter/jobs/7", "/groups/newsletter/jobs/5", "/groups/refused",
 		"/groups/refused/failures", "/groups/refused/jobs/0", "/groups/welcome", "/groups/reminder", "/groups/reminder/jobs/3",
 		"/groups/empty", "/tenants/initech", "/tenants/acme?rps=20&weight=2&preview=1", "/guards/mail",
+		"/tenants/globex",
 	}
 )
 
@@ -103,11 +105,14 @@ const cut = `(() => {
 })()`
 
 // TestConsolePages: isSound holds for consolePages without data and with the data of fill, and for
-// filledPages. consolePages has each page that the navigation of the console links to.
+// filledPages; also for a dead callback, which is sent again, and the page with a tenant's secret.
+// consolePages has each page that the navigation of the console links to.
 func TestConsolePages(t *testing.T) {
 	t.Parallel()
 	axe := axeScript(t)
-	c := openConsole(t, nil)
+	c := openConsole(t, map[string]string{
+		"BULKACTION_CALLBACK_MASTER_KEY_FILE": callbackKey(t), "BULKACTION_CALLBACK_ALLOW_HTTP": "true", "BULKACTION_CALLBACK_ALLOW_PRIVATE": "true",
+	})
 	b := c.reader()
 	b.expect("404 (Not Found)")
 	look := func(paths []string) {
@@ -123,6 +128,15 @@ func TestConsolePages(t *testing.T) {
 	c.fill()
 	look(consolePages)
 	look(filledPages)
+	c.deadCallback()
+	look([]string{"/callbacks", "/tenants/globex", "/groups/told"})
+	c.enableEndpoint()
+	c.presses(b, "/callbacks", "#rows button[name=id]")
+	c.open(b, "/tenants/globex")
+	b.click("#do-secret")
+	b.until("document.querySelector('#secret')?.textContent.startsWith('whsec_')")
+	b.isSound(axe)
+	look([]string{"/operations/" + c.dryRun(), "/operations"})
 
 	c.open(b, "/tenants/initech")
 	b.click("#terms summary")

@@ -3,11 +3,15 @@
 package browser
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -168,6 +172,56 @@ func (c *console) fill() {
 	}, patience, 20*time.Millisecond)
 
 	c.guards()
+}
+
+// callbackKey returns the path of a file with a master key of callbacks.
+func callbackKey(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "callbacks.key")
+	require.NoError(t, os.WriteFile(path, bytes.Repeat([]byte("k"), 32), 0o600))
+	return path
+}
+
+// enableEndpoint enables the endpoint of the tenant globex, which has disabled itself.
+func (c *console) enableEndpoint() {
+	c.t.Helper()
+	at, err := c.api.Callback(c.t.Context(), "globex")
+	require.NoError(c.t, err)
+	require.NotNil(c.t, at.DisabledAt)
+	_, err = c.api.SetCallback(c.t.Context(), "globex", api.CallbackSettings{URL: at.URL})
+	require.NoError(c.t, err)
+}
+
+// deadCallback gives the tenant globex an endpoint that answers 410 with a hostile text to the end of
+// the group told, which disables it, and waits until the callback is dead.
+func (c *console) deadCallback() {
+	c.t.Helper()
+	ctx := c.t.Context()
+	gone := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { http.Error(w, hostile, http.StatusGone) }))
+	c.t.Cleanup(gone.Close)
+	_, err := c.api.SetCallback(ctx, "globex", api.CallbackSettings{URL: gone.URL + "/?" + url.QueryEscape(hostile)})
+	require.NoError(c.t, err)
+	c.submit(client.Submission{ID: "told", Tenant: "globex", Jobs: jobs(1, sleeps)})
+	_, err = c.api.Cancel(ctx, "told")
+	require.NoError(c.t, err)
+	require.Eventually(c.t, func() bool {
+		for one, err := range c.api.Callbacks(ctx, client.CallbackFilter{}) {
+			return err == nil && one.Answer != ""
+		}
+		return false
+	}, patience, 20*time.Millisecond)
+}
+
+// dryRun starts a dry run of an operation, waits for its end and returns its id.
+func (c *console) dryRun() string {
+	c.t.Helper()
+	o, err := c.api.StartOperation(c.t.Context(), api.OperationRequest{Do: api.OpPause, Filter: api.OperationFilter{Prefix: strings.Repeat("W", 128)}, DryRun: true})
+	require.NoError(c.t, err)
+	require.Eventually(c.t, func() bool {
+		o, err = c.api.Operation(c.t.Context(), o.ID)
+		return err == nil && o.State.Ended()
+	}, patience, 20*time.Millisecond)
+	return o.ID
 }
 
 // guards creates a pool of three accounts for the page of guards. The use of one account has

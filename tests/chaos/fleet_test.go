@@ -124,8 +124,12 @@ func (s *slot) launch() (*process, error) {
 	if s.role == "worker" {
 		cmd = exec.Command(f.bins.worker)
 	}
+	batch := "" // every second process runs its jobs in batches
+	if f.last%2 == 0 {
+		batch = "CHAOS_BATCH=1"
+	}
 	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME"), "TMPDIR=" + os.Getenv("TMPDIR")},
-		"CHAOS_FILES="+f.files, "CHAOS_PROCESS="+p.name)
+		"CHAOS_FILES="+f.files, "CHAOS_PROCESS="+p.name, batch)
 	for _, env := range []map[string]string{f.env, s.env} {
 		for name, value := range env {
 			cmd.Env = append(cmd.Env, name+"="+value)

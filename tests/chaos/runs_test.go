@@ -277,6 +277,8 @@ func single(t testing.TB, s scene, rng *rand.Rand, m mix, kinds counts) *phase {
 	r := w.settle(groups, 2*endWithin)
 	if r.red() {
 		t.Logf("faults:\n%s", strings.Join(w.breaker.log, "\n"))
+		rejected, err := w.oracle.conn.Cmd.XRangeN(t.Context(), w.oracle.space.Rejected(), "-", "+", 10).Result()
+		t.Logf("rejected messages: %.2000v, %v", rejected, err)
 	}
 	return r
 }

@@ -146,10 +146,11 @@ var documents = map[string]document{
 	"docs/reliability.md":              {ownRun: true, notRun: 2},
 	"docs/operations.md":               {ownRun: true, notRun: 1},
 	"docs/guards.md":                   {ownRun: true, notRun: 1},
-	"docs/control.md":                  {want: []string{"Waits for         scheduled", "Waits for   paused", "WINDOW OF 1000 MS   USED   OF\ntenant"}},
+	"docs/control.md":                  {want: []string{"5,000       api", "In flight        0 of at most 20", "Waits for         scheduled", "Waits for   paused", "WINDOW OF 1000 MS   USED   OF\ntenant"}},
 	"docs/redis-users.md":              {want: []string{"user worker", "user default"}},
 	"docs/flow-control.md":             {notRun: 1, want: []string{"Limit a second    50"}},
 	"docs/ingest-messages.md":          {},
+	"docs/callbacks.md":                {ownRun: true},
 	"docs/csv.md":                      {want: []string{"done        2"}},
 	"docs/payloads.md":                 {want: []string{"cost        2"}},
 	"docs/security.md":                 {want: []string{"LAST USED", "Revoked key key_"}},
@@ -359,6 +360,37 @@ func runScript(t *testing.T, script, dir string, environ ...string) string {
 	require.NoError(t, err, "%s", text)
 	require.NoError(t, output.Close())
 	return string(text)
+}
+
+// TestCallbackCommands runs the commands of docs/callbacks.md in their order in one shell, in a folder of
+// its own. It changes addresses, runs the receiver in the repository, and waits for its output.
+func TestCallbackCommands(t *testing.T) {
+	t.Parallel()
+	api, hook := childproc.FreeAddr(), childproc.FreeAddr()
+	root, err := filepath.Abs(repository)
+	require.NoError(t, err)
+	text := "ln -s " + proctest.Path(t, "bulkaction") + " .\nexport PATH=$PWD:$PATH\n" + shellCommands(t, "docs/callbacks.md")
+	received := func(what string) string { return "until grep '" + what + "' received; do sleep 0.1; done\n" }
+	for _, change := range []struct{ old, new string }{
+		{"bulkaction dev &\n", "bulkaction dev &\nuntil curl -s -o " + os.DevNull + " http://" + api + "/openapi.yaml; do sleep 0.1; done\n"},
+		{"go run ./examples/webhook-receiver -secret-file secret &\n",
+			"go build -C " + root + " -o $PWD/ ./examples/webhook-receiver\n" +
+				"webhook-receiver -addr " + hook + " -secret-file secret > received &\nuntil curl -s -o " + os.DevNull + " http://" + hook + "; do sleep 0.1; done\n"},
+		{"bulkaction callback show acme", received("group.completed: spring of acme in round 1, 1 jobs done, 0 failed") +
+			"until test $(wc -l < received) = 2; do sleep 0.1; done\nbulkaction callback show acme"},
+		{"127.0.0.1:9090", hook},
+	} {
+		require.Contains(t, text, change.old)
+		text = strings.ReplaceAll(text, change.old, change.new)
+	}
+	dir := t.TempDir()
+	said := runScript(t, text, dir, "BULKACTION_API="+api, "BULKACTION_API_ADDR="+api)
+	for _, want := range []string{"master.key has a new master key", "Pending          0", "No callbacks found.", "Sent again   0 callbacks"} {
+		require.Contains(t, said, want)
+	}
+	info, err := os.Stat(filepath.Join(dir, "master.key"))
+	require.NoError(t, err)
+	require.Zero(t, info.Mode().Perm()&0o077)
 }
 
 // TestWaitingRoomCommands runs the commands of docs/waiting-room.md in their order in one shell, in

@@ -19,6 +19,7 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/redisx/layout"
 	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
@@ -399,7 +400,9 @@ func TestUnfitRedisIsRefused(t *testing.T) {
 	fit := redistest.Server(t)
 	space, err := keyspace.New("bulk-action:", 4)
 	require.NoError(t, err)
-	require.NoError(t, stage.CheckPartitions(t.Context(), connect(t, fit.URL()), space))
+	conn := connect(t, fit.URL())
+	require.NoError(t, stage.CheckPartitions(t.Context(), conn, space))
+	require.NoError(t, conn.Cmd.HSet(t.Context(), space.Layouts(), layout.Jobs, ledger.Layout.Newest, layout.Rooms, 1).Err())
 	for name, c := range map[string]struct {
 		url, setting, value string
 		says                string

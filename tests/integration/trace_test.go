@@ -421,7 +421,7 @@ func documented(t *testing.T, file, from, to string) []string {
 }
 
 // TestDocumentedMetrics requires that the documents list exactly the metrics that the code creates
-// for the fetcher, dispatcher, worker and watcher, for the waiting room, and for guards.
+// for the fetcher, dispatcher, worker and watcher, for callbacks, for the waiting room, and for guards.
 func TestDocumentedMetrics(t *testing.T) {
 	t.Parallel()
 	named := func(prefix string, create func(metric.Meter)) []string {
@@ -442,6 +442,7 @@ func TestDocumentedMetrics(t *testing.T) {
 		telemetry.NewDispatcherMetrics(m)
 		telemetry.NewWorkerMetrics(m)
 		telemetry.NewWatcherMetrics(m)
+		telemetry.NewCallbackMetrics(m)
 	}), documented(t, "metrics.md", "## Fetcher", "## Others"))
 	require.Equal(t, named(telemetry.NamePrefix+"room_", func(m metric.Meter) {
 		telemetry.NewRoomMetrics(m).ShowGauges(m, nil)

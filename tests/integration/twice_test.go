@@ -102,7 +102,7 @@ func inOne(t *testing.T, url string, hook redis.Hook, environ ...string) string 
 			}
 			b.Conn.Cmd.AddHook(hook)
 			own := role.Own{
-				Processors: []processor.Processor{&byRuns{runs: map[string]int{}}},
+				Processors: []processor.Runner{&byRuns{runs: map[string]int{}}},
 				Listening:  func(addr string) { api <- addr },
 			}
 			return role.Together(ctx, p, b, own.Jobs())

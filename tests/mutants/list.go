@@ -100,4 +100,46 @@ var mutants = []mutant{
 		edits: []edit{{"if NOW - last > STOOD_STILL then R.hold = NOW + HOLD end\n", ""}},
 		pkg:   "./internal/room/waitingroom", test: "TestModel",
 	},
+	{
+		name: "bound-due", promise: "due jobs of a tenant exceed its bound of jobs in flight",
+		file:  "lua/jobs/promote.lua",
+		edits: []edit{{"t.free = math.max(0, tonumber(h[8]) - t.places)", "t.free = tonumber(h[8])"}},
+		pkg:   "./internal/jobs/ledger", test: "TestBounds",
+	},
+	{
+		name: "bound-cancelled", promise: "the job of a cancelled group holds its place for ever",
+		file:  "lua/jobs/reclaim.lua",
+		edits: []edit{{"        if g[1] then free_places(g[1], 1) end\n", ""}},
+		pkg:   "./internal/jobs/ledger", test: "TestBoundOfATenantWhenAnEntryIsRemoved",
+	},
+	{
+		name: "bound-once", promise: "a report that comes twice frees a place twice",
+		file:  "lua/jobs/outcome.lua",
+		edits: []edit{{"removed = removed + call('XDEL', stream, unpack(gone))", "removed = removed + #gone"}},
+		pkg:   "./internal/jobs/ledger", test: "TestBoundOfATenant",
+	},
+	{
+		name: "tag-left", promise: "a deleted group stays on the lists of its tags",
+		file:  "lua/groups/expire.lua",
+		edits: []edit{{"  untag(g[1], group, g[5])\n", ""}},
+		pkg:   "./internal/jobs/ledger", test: "TestTags",
+	},
+	{
+		name: "quota-late", promise: "a call of a leader that comes late changes quotas again",
+		file:  "lua/tenants/quota.lua",
+		edits: []edit{{"if at > fence or at == fence and tonumber(h[2] or 0) > step then", "if at > fence then"}},
+		pkg:   "./internal/jobs/ledger", test: "TestQuota",
+	},
+	{
+		name: "lower-first", promise: "partitions get more of a limit before all others have given it up",
+		file:  "internal/jobs/fetcher/leader.go",
+		edits: []edit{{"	if failed != nil {\n		return nil, false, failed\n	}\n	c.terms.Wake", "	c.terms.Wake"}},
+		pkg:   "./internal/jobs/fetcher", test: "TestLeaderCarriesOutChanges",
+	},
+	{
+		name: "law-places", promise: "the audit does not see that a tenant's places are miscounted",
+		file:  "internal/audit/counters.go",
+		edits: []edit{{"have != want && !uncertain[name]", "have < want && !uncertain[name]"}},
+		pkg:   "./internal/audit/repair", test: "TestTampering",
+	},
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"sync"
 	"syscall"
 	"time"
 
@@ -28,12 +29,25 @@ type payload struct {
 
 // chaos returns the processor of the tests under faults, for the type CHAOS: it does what the
 // payload says, and records each run in a file of this process in a folder. No fault of Redis can
-// change this file.
-func chaos(folder string) (processor.Processor, error) {
+// change this file. With CHAOS_BATCH set, it runs the jobs in calls of up to 20.
+func chaos(folder string) (processor.Runner, error) {
 	path := filepath.Join(folder, os.Getenv("CHAOS_PROCESS"))
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open the file of runs, in the folder CHAOS_FILES: %w", err)
+	}
+	if os.Getenv("CHAOS_BATCH") != "" {
+		return processor.Batch("CHAOS", processor.BatchOptions{Size: 20}, func(
+			_ context.Context, jobs []processor.BatchJob[json.RawMessage],
+		) ([]processor.Outcome[any], error) {
+			outcomes := make([]processor.Outcome[any], len(jobs))
+			var all sync.WaitGroup
+			for i, job := range jobs {
+				all.Go(func() { outcomes[i].Result, outcomes[i].Err = process(job.Context(), file, job.Job) })
+			}
+			all.Wait()
+			return outcomes, nil
+		}), nil
 	}
 	return processor.Func("CHAOS", func(ctx context.Context, job processor.Job) (any, error) {
 		return process(ctx, file, job)

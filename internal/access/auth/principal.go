@@ -171,8 +171,8 @@ const (
 	// Read is the scope of reading the data of tenants: groups, jobs, results, tenants, dead
 	// letters.
 	Read Scope = "read"
-	// ReadSystem is the scope of reading what belongs to no tenant: guards, events of the waiting
-	// room, the state of the audit, and messages that ingest has rejected.
+	// ReadSystem is the scope of reading what belongs to no tenant: limits, guards, events of the
+	// waiting room, the state of the audit, and messages that ingest has rejected.
 	ReadSystem Scope = "read-system"
 	// ReadMetrics is the scope of reading figures of the whole system: stats (with types and
 	// processes), history, metrics.
@@ -183,8 +183,8 @@ const (
 	Control Scope = "control"
 	// Tenants changes the settings of tenants, and pauses them.
 	Tenants Scope = "tenants"
-	// System is the scope of changing what belongs to no tenant: keys, types, worker processes,
-	// guards, events of the waiting room. It also covers reading keys and the activity log.
+	// System is the scope of changing what belongs to no tenant: keys, limits, types, worker
+	// processes, guards, events of the waiting room. It also covers reading keys and the activity log.
 	System Scope = "system"
 	// EntryTokens is the scope of verifying, renewing and completing entry tokens of the waiting
 	// room.

@@ -18,6 +18,7 @@ type Header struct {
 	Types      string // the field types of its hash: its types with "|" between them
 	Accepted   int64  // how many jobs it has
 	Lane       string // "" if it has ended: then it has no jobs that wait for their turn
+	Tags       string // the field tags of its hash: KEY=VALUE on a line each
 }
 
 // TypeList returns the group's types.
@@ -28,15 +29,23 @@ func (h Header) TypeList() []string {
 	return strings.Split(h.Types, "|")
 }
 
+// TagList returns the group's tags.
+func (h Header) TagList() []string {
+	if h.Tags == "" {
+		return nil
+	}
+	return strings.Split(h.Tags, "\n")
+}
+
 // Headers reads the headers of groups. Of a group that doesn't exist only the ID is set.
 func (r Reader) Headers(ctx context.Context, p keyspace.Partition, ids []string) ([]Header, error) {
 	replies, err := Ask(ctx, r.Pipeline, PageSize, ids, func(pipe redis.Pipeliner, id string) *redis.SliceCmd {
-		return pipe.HMGet(ctx, p.Group(id), "tenant", "types", "accepted", "lane", "status")
+		return pipe.HMGet(ctx, p.Group(id), "tenant", "types", "accepted", "lane", "status", "tags")
 	})
 	headers := make([]Header, len(replies))
 	for i, reply := range replies {
 		v := reply.Val()
-		headers[i] = Header{ID: ids[i], Tenant: Text(v[0]), Types: Text(v[1]), Accepted: Int(v[2]), Lane: Text(v[3])}
+		headers[i] = Header{ID: ids[i], Tenant: Text(v[0]), Types: Text(v[1]), Accepted: Int(v[2]), Lane: Text(v[3]), Tags: Text(v[5])}
 		if api.Status(Text(v[4])).Ended() {
 			headers[i].Lane = ""
 		}
@@ -77,11 +86,14 @@ var details = [...]struct {
 
 // Commands returns how many commands read this much of a group.
 func (d Detail) Commands(h Header) int {
-	ofType := 1
+	ofType, ofTag := 1, 0
 	if d == Whole && h.Lane != "" {
 		ofType = 5
 	}
-	return details[d].commands + ofType*len(h.TypeList())
+	if d == Whole {
+		ofTag = 2
+	}
+	return details[d].commands + ofType*len(h.TypeList()) + ofTag*len(h.TagList())
 }
 
 // Group is what was read of one group: no jobs, but for example its counts and states. Fields
@@ -105,6 +117,7 @@ type Group struct {
 	ListedForTenant  bool              // on its tenant's list of groups
 	TenantListed     bool              // its tenant is on the list of tenants
 	TenantPaused     bool
+	Untagged         []string // those of its tags whose list lacks it, or that its tenant's tags lack
 	// InOrder says, for each type, whether its tenant's order of groups in the fair queue has it, and
 	// InLane whether the tenant is in the lane or rate-limited; nil: not read.
 	InOrder, InLane []bool
@@ -158,6 +171,15 @@ func (d Detail) Queue(
 		has(pipe.ZScore(ctx, p.Tenants(), h.Tenant), &g.TenantListed)
 		dirty, paused := pipe.SIsMember(ctx, p.Dirty(), h.ID), pipe.HExists(ctx, p.Tenant(h.Tenant), "paused")
 		fill = append(fill, func() { g.Dirty, g.TenantPaused = dirty.Val(), paused.Val() })
+		for _, tag := range h.TagList() {
+			known, listed := pipe.SIsMember(ctx, p.Tags(h.Tenant), tag), false
+			has(pipe.ZScore(ctx, p.Tagged(h.Tenant, tag), h.ID), &listed)
+			fill = append(fill, func() {
+				if !listed || !known.Val() {
+					g.Untagged = append(g.Untagged, tag)
+				}
+			})
+		}
 		if h.Lane == "" {
 			break
 		}

@@ -232,6 +232,9 @@ var repairs = map[audit.RepairKind]struct {
 		},
 		(*partitionRepair).setCounter,
 	},
+	audit.Redeliver: {
+		func(f audit.Finding) string { return "callback " + f.Repair.Callback + " is pending and due" }, (*partitionRepair).redeliver,
+	},
 }
 
 // says returns a result that is the same for all findings.
@@ -248,6 +251,12 @@ func (r *partitionRepair) setGroup(ctx context.Context, f audit.Finding) (bool, 
 // setCounter sets a counter of a tenant or type to the recounted value.
 func (r *partitionRepair) setCounter(ctx context.Context, f audit.Finding) (bool, error) {
 	return ledger.RepairCounter(ctx, r.Cmd, r.p, f.Repair.Counter)
+}
+
+// redeliver makes a callback pending, at its place, and due.
+func (r *partitionRepair) redeliver(ctx context.Context, f audit.Finding) (bool, error) {
+	done, _, _, err := ledger.RedeliverCallbacks(ctx, r.Cmd, r.p, f.Repair.Callback)
+	return done > 0, err
 }
 
 // quarantine repairs the finding's locations. It returns whether any of them held something of the
@@ -349,6 +358,8 @@ func whyNotRepaired(v audit.Violation) string {
 	switch {
 	case v.Law == audit.LawLocation && kind == "key":
 		return "another program has written it: delete or rename it, and audit again to find what was lost"
+	case v.Law == audit.LawCallbacks:
+		return "its queue passes over it when it is due; what is dead is deleted when its retention is over"
 	case v.Law == audit.LawDelivery:
 		return "the role that reads the stream takes it back within two leases: start it"
 	case v.Law == audit.LawConservation || v.Law == audit.LawStates || v.Law == audit.LawLifecycle && kind == "status":

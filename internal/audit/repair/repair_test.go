@@ -36,6 +36,8 @@ var beyondRepair = []string{
 	"partial aggregate gone", "partial aggregate with a higher count", "aggregate with a higher count", "unreadable partial aggregate",
 	"in the wrong partition", "failed below its threshold", "unknown status", "no time of a state", "time of a later state",
 	"times out of order", "unsealed",
+	"callback without data", "dead callback without data", "dead callback with a body", "callback in the queue of another endpoint",
+	"empty queue of callbacks",
 	// The repair leaves these duplicates alone: the scripts dequeue and reduce skip them.
 	"queued job twice", "queued job in two queues, among many", "results entry twice",
 }

@@ -134,7 +134,7 @@ func prefixes(networks ...string) []netip.Prefix {
 // the check and the connection.
 func (p Policy) checkAddress(_, address string, _ syscall.RawConn) error {
 	target, err := netip.ParseAddrPort(address)
-	if err != nil || !p.mayCall(target.Addr()) {
+	if err != nil || !p.MayCall(target.Addr()) {
 		return ErrAddressRefused
 	}
 	ip := target.Addr().WithZone("").Unmap()
@@ -144,7 +144,8 @@ func (p Policy) checkAddress(_, address string, _ syscall.RawConn) error {
 	return nil
 }
 
-func (p Policy) mayCall(ip netip.Addr) bool {
+// MayCall says whether the policy allows calls to an address.
+func (p Policy) MayCall(ip netip.Addr) bool {
 	ip = ip.WithZone("").Unmap()
 	return p.AllowPrivate || isPublic(ip) || contains(p.AllowedCIDRs, ip)
 }

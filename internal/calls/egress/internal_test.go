@@ -65,8 +65,8 @@ func TestWhichAddressesArePublic(t *testing.T) {
 	} {
 		t.Run(address, func(t *testing.T) {
 			ip := netip.MustParseAddr(address)
-			require.Equal(t, want, Policy{}.mayCall(ip))
-			require.True(t, Policy{AllowPrivate: true}.mayCall(ip))
+			require.Equal(t, want, Policy{}.MayCall(ip))
+			require.True(t, Policy{AllowPrivate: true}.MayCall(ip))
 		})
 	}
 }

@@ -376,7 +376,7 @@ func (p *partitionReducer) prepare(ctx context.Context, b *batch) (*ledger.Reduc
 	for i, e := range b.entries {
 		args.Entries[i] = e.ID
 	}
-	if b.plain != "" && p.omitsPlain() {
+	if b.plain != "" {
 		b.cached = &cachedGroup{tenant: b.plain}
 		return args, p.addResults(b.cached, b.jobs, args)
 	}
@@ -500,17 +500,13 @@ func (p *partitionReducer) loadGroup(ctx context.Context, group string) (*cached
 	return p.decodeGroup(group, read[0])
 }
 
-// omitsPlain reports whether groups that ask for no aggregates have no partial aggregates. In layout 1
-// they count the results, as the audit of the version before expects.
-func (p *partitionReducer) omitsPlain() bool { return p.partition.Layout() > 1 }
-
 // cacheGroups reads from Redis, in one round trip, those groups of batches that are not in the
 // cache, and adds them to it. If there is only one such group, it does nothing. It ignores errors:
 // loadGroup reads such a group again and returns the error.
 func (p *partitionReducer) cacheGroups(ctx context.Context, batches []*batch) {
 	var missing []string
 	for _, b := range batches {
-		if (b.plain == "" || !p.omitsPlain()) && p.cache.groups[b.group] == nil && !slices.Contains(missing, b.group) {
+		if b.plain == "" && p.cache.groups[b.group] == nil && !slices.Contains(missing, b.group) {
 			missing = append(missing, b.group)
 		}
 	}
@@ -536,7 +532,7 @@ func (p *partitionReducer) decodeGroup(group string, read ledger.PartialAggregat
 		return nil, fmt.Errorf("group %s: %w", group, err)
 	}
 	cached := &cachedGroup{tenant: read.Tenant, version: read.Version, size: len(read.State)}
-	if read.Aggregates == "" && p.omitsPlain() {
+	if read.Aggregates == "" {
 		return cached, nil
 	}
 	if read.State == "" {

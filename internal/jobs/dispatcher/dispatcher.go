@@ -32,7 +32,7 @@ type Config struct {
 	BatchSize  int           // most jobs that one script call promotes, up to maxBatch
 	FetchBatch int           // argument least of presence.ReadyBound, if ReadyCap is not less
 	ReadyCap   int           // largest number of undelivered jobs in a ready stream
-	Rate       ledger.Rate   // the global rate limit
+	Meter      ledger.Meter  // how permits are counted
 	Lease      time.Duration // a worker that does not renew a job's lease for this time is dead
 	MaxLosses  int           // a job that has lost more workers than this fails
 	// OnPermits is called after each call of the script promote, with the permits that it spent,
@@ -111,7 +111,8 @@ type partitionDispatcher struct {
 	partition          keyspace.Partition
 	ownersCheckedAt    time.Time // when recoverEntries last ran
 	consumersCheckedAt time.Time
-	unservedTurn       int // where the next page of unserved types begins
+	unservedTurn       int                  // where the next page of unserved types begins
+	unservedSince      map[string]time.Time // types that no live worker serves
 }
 
 // unservedPerPass is how many types that no live worker serves one pass of reclaim looks at: what it
@@ -141,7 +142,7 @@ func (p *partitionDispatcher) promote(ctx context.Context) (time.Duration, error
 	}
 	r, err := ledger.Promote(ctx, p.Conn.Cmd, p.partition, ledger.PromoteArgs{
 		Most:     min(p.cfg.BatchSize, maxBatch),
-		Limit:    p.cfg.Rate.Of(p.partition.Index(), p.Space.Partitions()),
+		Meter:    p.cfg.Meter,
 		Seed:     stage.SpanSeed(),
 		FullWait: p.cfg.Interval / 4,
 		Cap:      least,
@@ -206,7 +207,9 @@ func (p *partitionDispatcher) reclaim(ctx context.Context) (time.Duration, error
 		return 0, p.outagePause.noteOutage(err, p.cfg.Lease)
 	}
 	for _, typ := range due {
-		r, err := ledger.Reclaim(ctx, p.Conn.Cmd, p.partition, typ, p.cfg.Lease, reclaimBatch, p.cfg.MaxLosses)
+		since, unserved := p.unservedSince[typ]
+		unserved = unserved && time.Since(since) > p.cfg.Lease
+		r, err := ledger.Reclaim(ctx, p.Conn.Cmd, p.partition, typ, p.cfg.Lease, reclaimBatch, p.cfg.MaxLosses, unserved)
 		if err != nil {
 			return 0, p.outagePause.noteOutage(err, p.cfg.Lease)
 		}
@@ -240,13 +243,18 @@ func (p *partitionDispatcher) reclaim(ctx context.Context) (time.Duration, error
 func (p *partitionDispatcher) dueTypes(types []string) (due, page []string) {
 	served := p.capacity.Served()
 	var unserved []string
+	since := map[string]time.Time{}
 	for _, typ := range types {
 		if slices.Contains(served, typ) {
 			due = append(due, typ)
-		} else {
-			unserved = append(unserved, typ)
+			continue
+		}
+		unserved = append(unserved, typ)
+		if since[typ] = p.unservedSince[typ]; since[typ].IsZero() {
+			since[typ] = time.Now()
 		}
 	}
+	p.unservedSince = since
 	if len(unserved) <= unservedPerPass {
 		return types, nil
 	}

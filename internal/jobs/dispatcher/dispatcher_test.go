@@ -29,7 +29,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()
 func config() dispatcher.Config {
 	return dispatcher.Config{
 		Interval: 20 * time.Millisecond, BatchSize: 10, FetchBatch: 50, ReadyCap: 1000,
-		Rate: ledger.Rate{Window: time.Second}, Lease: stagetest.Patience, MaxLosses: 5,
+		Meter: ledger.Meter{Window: time.Second}, Lease: stagetest.Patience, MaxLosses: 5,
 	}
 }
 

@@ -95,7 +95,7 @@ func TestPauseAType(t *testing.T) {
 func TestTenant(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		ctx := context.WithoutCancel(stagetest.Trusted(w.T))
-		w.Store = w.NewStore(groups.Config{Rate: ledger.Rate{RPS: 100, Window: time.Second, Share: ledger.ShareStatic}, Limiter: "fixed", LimiterMode: "static"})
+		w.Limit(ledger.Meter{Limiter: "fixed", Window: time.Second}, 100, ledger.ShareStatic)
 		for _, id := range []string{"acme", "nobody"} {
 			_, err := w.Store.Tenant(ctx, id)
 			require.ErrorIs(w.T, err, api.ErrNotFound)

@@ -18,7 +18,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 )
 
-func matches(q messages.DeadLetterQuery, d api.DeadLetter) bool {
+// Matches reports whether a dead letter fits the Tenant, Group, Type and Code of a query.
+func Matches(q messages.DeadLetterQuery, d api.DeadLetter) bool {
 	is := func(wanted, got string) bool { return wanted == "" || wanted == got }
 	return is(q.Tenant, d.Tenant) && is(q.Group, d.Group) && is(q.Type, d.Type) && is(q.Code, d.Code)
 }
@@ -69,7 +70,7 @@ func (s *Store) DeadLetters(ctx context.Context, q messages.DeadLetterQuery) (ap
 		}
 		list.Scanned++
 		size += letterSize(d)
-		if !matches(q, d) {
+		if !Matches(q, d) {
 			continue
 		}
 		if !sees {

@@ -14,8 +14,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// listFor returns the ledger's list of groups that the query reads. The groups of one tenant are in
-// one list only, by creation.
+// listFor returns the ledger's list of groups that the query reads. The groups of one tenant, and
+// those of a tenant with a tag, are in one list only, by creation.
 func listFor(q *messages.ListQuery) ledger.GroupList {
 	if q.Tenant != "" {
 		return ledger.AllGroups
@@ -27,15 +27,16 @@ func listFor(q *messages.ListQuery) ledger.GroupList {
 func selective(q *messages.ListQuery) bool {
 	status := q.Status != "" && listFor(q) != ledger.FailedGroups
 	since := !q.Since.IsZero() && listFor(q) != ledger.AllGroups
-	return status || since || q.Type != "" || q.Paused != nil || q.FailedJobs != nil || q.Prefix != ""
+	tags := len(q.Tags) > 1 || len(q.Tags) == 1 && q.Tenant == ""
+	return status || since || tags || q.Type != "" || q.Paused != nil || q.FailedJobs != nil || q.Prefix != ""
 }
 
-// selects reports whether a group with these facts fits the query's Status, Type, Paused,
-// FailedJobs and Since. The group may change after the facts were read.
-func selects(q *messages.ListQuery, f *ledger.GroupFacts) bool {
+// Selects reports whether a group with these facts fits the query's Status, Type, Paused,
+// FailedJobs, Tags and Since. The group may change after the facts were read.
+func Selects(q *messages.ListQuery, f *ledger.GroupFacts) bool {
 	return (q.Status == "" || f.Status == q.Status) && (q.Type == "" || f.HasType(q.Type)) &&
 		(q.Paused == nil || f.Paused == *q.Paused) &&
-		(q.FailedJobs == nil || f.FailedJobs == *q.FailedJobs) && !f.Created.Before(q.Since.Truncate(time.Millisecond))
+		(q.FailedJobs == nil || f.FailedJobs == *q.FailedJobs) && f.Tags.Include(q.Tags) && !f.Created.Before(q.Since.Truncate(time.Millisecond))
 }
 
 // maxScanned is the number of groups after which a call of Groups ends. Its last step may look at
@@ -64,6 +65,11 @@ func (s *Store) Groups(ctx context.Context, q messages.ListQuery) (api.GroupList
 	read := ledger.GroupRange{List: listFor(&q), Tenant: q.Tenant, Since: q.Since}
 	if read.Before, err = parseCursor(read.List, q.Cursor); err != nil {
 		return list, err
+	}
+	if q.Tenant != "" && len(q.Tags) > 0 {
+		if read.Tag, err = ledger.RarestTag(ctx, s.conn.Cmd, parts[0], q.Tenant, q.Tags); err != nil {
+			return list, apiError(err)
+		}
 	}
 	step := q.Limit
 	if selective(&q) {
@@ -212,7 +218,7 @@ func (s *Store) selected(ctx context.Context, page []listedGroup, q *messages.Li
 	selected := make(map[string]bool, len(page))
 	for i := range facts {
 		for k := range facts[i] {
-			selected[ids[i][k]] = selects(q, &facts[i][k])
+			selected[ids[i][k]] = Selects(q, &facts[i][k])
 		}
 	}
 	return slices.DeleteFunc(slices.Clone(page), func(g listedGroup) bool { return !selected[g.ID] }), err
@@ -244,9 +250,4 @@ func (s *Store) viewPage(ctx context.Context, page []listedGroup) (map[string]ap
 	return all, err
 }
 
-func badCursor() error {
-	return &messages.ValidationError{Fields: []messages.FieldError{{
-		Field:   "cursor",
-		Problem: "must be one that an earlier page gave",
-	}}}
-}
+func badCursor() error { return badField("cursor", "must be one that an earlier page gave") }

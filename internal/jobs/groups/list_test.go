@@ -134,6 +134,66 @@ func TestListByStatusIsBounded(t *testing.T) {
 	require.Equal(t, 301, second.Scanned)
 }
 
+// TestListByTags: groups of a tenant are found by their tags without a look at others, newest first and in
+// pages; several tags must all match, also beside other filters and without a tenant.
+func TestListByTags(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		ctx := stagetest.Trusted(w.T)
+		for i := range 12 {
+			g := &messages.SubmitGroup{ID: fmt.Sprintf("g%02d", i), Tenant: "acme", Type: "T", Tags: api.Tags{"n": fmt.Sprint(i % 3)}}
+			if i%2 == 0 {
+				g.Tags["even"] = "yes"
+			}
+			if i == 3 {
+				g.Type = "U"
+			}
+			_, err := w.Store.Submit(ctx, g, now)
+			require.NoError(w.T, err)
+		}
+		_, err := w.Store.Submit(ctx, &messages.SubmitGroup{ID: "other", Tenant: "globex", Type: "T", Tags: api.Tags{"n": "0"}}, now)
+		require.NoError(w.T, err)
+		for i := range 20 {
+			_, err := w.Store.Submit(ctx, &messages.SubmitGroup{ID: fmt.Sprint("plain", i), Tenant: "acme", Type: "T"}, now)
+			require.NoError(w.T, err)
+		}
+		list := func(q messages.ListQuery) (ids []string, scanned int) {
+			for {
+				page, err := w.Store.Groups(ctx, q)
+				require.NoError(w.T, err)
+				scanned += page.Scanned
+				for _, g := range page.Groups {
+					ids = append(ids, g.ID)
+					require.True(w.T, g.Tags.Include(q.Tags), g.ID)
+				}
+				if q.Cursor = page.Cursor; q.Cursor == "" {
+					slices.Sort(ids)
+					return ids, scanned
+				}
+			}
+		}
+		for _, tt := range []struct {
+			q       messages.ListQuery
+			ids     []string
+			scanned int
+		}{
+			{messages.ListQuery{Tenant: "acme", Tags: api.Tags{"n": "0"}}, []string{"g00", "g03", "g06", "g09"}, 4},
+			{messages.ListQuery{Tenant: "acme", Tags: api.Tags{"n": "0", "even": "yes"}}, []string{"g00", "g06"}, 4},
+			{messages.ListQuery{Tenant: "acme", Tags: api.Tags{"n": "0"}, Type: "U"}, []string{"g03"}, 4},
+			{messages.ListQuery{Tenant: "acme", Tags: api.Tags{"n": "0", "even": "no"}}, nil, 0},
+			{messages.ListQuery{Tags: api.Tags{"n": "0"}}, []string{"g00", "g03", "g06", "g09", "other"}, 33},
+		} {
+			for _, tt.q.Limit = range []int{1, 3, 100} {
+				ids, scanned := list(tt.q)
+				require.Equal(w.T, tt.ids, ids, "%+v", tt.q)
+				require.Equal(w.T, tt.scanned, scanned, "%+v", tt.q)
+			}
+		}
+		g, err := w.Store.Group(ctx, "g00")
+		require.NoError(w.T, err)
+		require.Equal(w.T, api.Tags{"n": "0", "even": "yes"}, g.Tags)
+	})
+}
+
 func TestJob(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		ctx := context.WithoutCancel(stagetest.Trusted(w.T))
@@ -422,7 +482,7 @@ func TestGroupSummaryOfFailures(t *testing.T) {
 
 func TestStats(t *testing.T) {
 	w := stagetest.Parallel(t, 4)
-	w.Store = w.NewStore(groups.Config{Rate: ledger.Rate{RPS: 100, Window: time.Second}, Limiter: "fixed", LimiterMode: "static"})
+	w.Limit(ledger.Meter{Limiter: "fixed", Window: time.Second}, 100, ledger.ShareStatic)
 	for i := range 8 {
 		w.Submit(messages.SubmitGroup{ID: fmt.Sprint("g", i), Type: "A", Jobs: []messages.Job{{Payload: []byte(`1`)}, {Payload: []byte(`2`), Type: "B"}}})
 	}
@@ -436,6 +496,7 @@ func TestStats(t *testing.T) {
 		{Type: "A", Backlog: 8, Runnable: 8, Ready: 8, Totals: api.JobTotals{Accepted: 8}}, {Type: "B", Backlog: 8, Runnable: 8, Waiting: 8, Totals: api.JobTotals{Accepted: 8}},
 	}, st.Types)
 	require.Equal(t, api.JobTotals{Accepted: 16}, st.Totals)
+	st.RateLimit.Used = 0
 	require.Equal(t, api.RateLimit{Limiter: "fixed", Share: "static", RPS: 100, WindowMS: 1000}, st.RateLimit)
 	body, err := json.Marshal(st)
 	require.NoError(t, err)

@@ -35,12 +35,16 @@ func (s *Store) readStats(ctx context.Context) (api.Stats, error) {
 		Workers:    []api.WorkerStatus{},
 		Stages:     []api.StageStatus{},
 		RateLimit: api.RateLimit{
-			Limiter:  s.cfg.Limiter,
-			Share:    s.cfg.LimiterMode,
-			RPS:      s.cfg.Rate.RPS,
-			WindowMS: s.cfg.Rate.Window.Milliseconds(),
+			Limiter:  s.cfg.Meter.Limiter,
+			WindowMS: s.cfg.Meter.Window.Milliseconds(),
 		},
 	}
+	set, err := ledger.ReadLimitSettings(ctx, s.conn.Cmd, s.space)
+	if err != nil {
+		return st, err
+	}
+	global := s.globalLimits(set)
+	st.RateLimit.RPS, st.RateLimit.Share = global.RPS.Effective, global.Share.Effective
 	byType := map[string]*api.TypeStats{}
 	if err := s.addPartitions(ctx, &st, byType); err != nil {
 		return st, err
@@ -160,9 +164,11 @@ func (s *Store) readPartition(ctx context.Context, p keyspace.Partition) (part p
 	if err = ledger.SetRunnable(ctx, s.conn.Cmd, p, part.loads, part.paused); err != nil {
 		return part, err
 	}
-	if part.used, err = ledger.PermitsUsed(ctx, s.conn.Cmd, p, s.partitionLimit(p)); err != nil {
+	limits, err := ledger.ReadLimits(ctx, s.conn.Cmd, p, s.cfg.Meter, "")
+	if err != nil {
 		return part, fmt.Errorf("read permits: %w", err)
 	}
+	part.used = limits.Used
 	return part, nil
 }
 

@@ -31,14 +31,15 @@ import (
 
 // Config configures the store.
 type Config struct {
-	MaxBacklog           int64   // most jobs that wait, are non-ready or ready; 0: no limit
-	MaxMemoryRatio       float64 // part of Redis's maxmemory up to which jobs are accepted; 0: no limit
-	KeepIdempotencyKeys  time.Duration
-	Rate                 ledger.Rate
-	Limiter, LimiterMode string // names of the limiter and of the share mode, for views only
-	RequireTenant        bool   // refuses a group that names no tenant
-	FairPolicy           bool   // FAIR_QUEUE_POLICY=fair, under which groups have no base priority
+	MaxBacklog          int64   // most jobs that wait, are non-ready or ready; 0: no limit
+	MaxMemoryRatio      float64 // part of Redis's maxmemory up to which jobs are accepted; 0: no limit
+	KeepIdempotencyKeys time.Duration
+	Meter               ledger.Meter
+	Configured          api.ConfiguredLimits // the global limits of the process's environment, for views
+	RequireTenant       bool                 // refuses a group that names no tenant
+	FairPolicy          bool                 // FAIR_QUEUE_POLICY=fair, under which groups have no base priority
 
+	Callbacks    Callbacks
 	WaitReplicas int           // how many replicas must confirm a write; 0: none
 	WaitTimeout  time.Duration // the longest wait for the replicas
 }
@@ -95,11 +96,6 @@ func New(
 
 // Reducers returns the names of the reducers that this process has.
 func (s *Store) Reducers() []string { return s.reducers.Ops() }
-
-// partitionLimit returns the global rate limit in the form in which one partition applies it.
-func (s *Store) partitionLimit(p keyspace.Partition) ledger.Limit {
-	return s.cfg.Rate.Of(p.Index(), s.space.Partitions())
-}
 
 // findGroup does the same as locateGroup, and tries again while Redis does not answer.
 func (s *Store) findGroup(ctx context.Context, group string) (p keyspace.Partition, tenant string, err error) {

@@ -121,9 +121,8 @@ func (s *Store) prepare(ctx context.Context, g *messages.SubmitGroup, o Origin) 
 		return nil, err
 	}
 	if g.Tenant = tenant; tenant == "" && s.cfg.RequireTenant {
-		return nil, &messages.ValidationError{Fields: []messages.FieldError{{
-			Field: "tenant", Problem: "is missing: name the customer, because this installation has BULKACTION_REQUIRE_TENANT",
-		}}}
+		return nil, badField("tenant",
+			"is missing: name the customer, because this installation has BULKACTION_REQUIRE_TENANT")
 	}
 	if err := s.backpressure.Check(ctx, len(g.Jobs)); err != nil {
 		return nil, apiError(err)
@@ -423,11 +422,17 @@ func (s *Store) storeIfNone(ctx context.Context, key string, record []byte) ([]b
 func (s *Store) groupFields(g *messages.SubmitGroup) (map[string]string, error) {
 	asked, err := ledger.EncodeAggregates(s.reducers, g.Aggregate)
 	if err != nil {
-		return nil, &messages.ValidationError{Fields: []messages.FieldError{{Field: "aggregate", Problem: err.Error()}}}
+		return nil, badField("aggregate", err.Error())
+	}
+	if g.CallbackURL != "" {
+		if err := s.checkCallback("callback_url", g.CallbackURL); err != nil {
+			return nil, err
+		}
 	}
 	fields := ledger.GroupFields{
 		Lane:             string(cmp.Or(g.Priority, messages.LaneNormal)),
 		Name:             g.Name,
+		Tags:             g.Tags,
 		BasePriority:     g.BasePriority,
 		MaxRetries:       g.MaxRetries,
 		JobTimeout:       time.Duration(g.JobTimeout),
@@ -436,6 +441,7 @@ func (s *Store) groupFields(g *messages.SubmitGroup) (map[string]string, error) 
 		Total:            g.Total,
 		Aggregate:        asked,
 		UniqueKeys:       g.UniqueKeys,
+		CallbackURL:      g.CallbackURL,
 		ReduceFailures:   slices.ContainsFunc(g.Aggregate, func(a messages.Aggregate) bool { return a.Over != "" }),
 	}
 	return fields.Encode(), nil

@@ -17,6 +17,11 @@ import (
 // SetTenant replaces a tenant's settings and returns the tenant. A pause is not a setting, and
 // stays. An unknown tenant becomes known, unless all fields of set are nil.
 func (s *Store) SetTenant(ctx context.Context, tenant string, set api.TenantSettings) (api.Tenant, error) {
+	if set.InFlight != nil {
+		if err := s.checkLayout(); err != nil {
+			return api.Tenant{}, err
+		}
+	}
 	return s.changeTenant(ctx, tenant, func(ctx context.Context, p keyspace.Partition) error {
 		return ledger.SetTenant(ctx, s.conn.Cmd, p, tenant, ledger.TenantSettings(set))
 	})
@@ -25,6 +30,11 @@ func (s *Store) SetTenant(ctx context.Context, tenant string, set api.TenantSett
 // PatchTenant changes some of a tenant's settings and returns the tenant. An unknown tenant is
 // treated as by SetTenant.
 func (s *Store) PatchTenant(ctx context.Context, tenant string, patch api.TenantPatch) (api.Tenant, error) {
+	if patch.InFlight.Value != nil {
+		if err := s.checkLayout(); err != nil {
+			return api.Tenant{}, err
+		}
+	}
 	return s.changeTenant(ctx, tenant, func(ctx context.Context, p keyspace.Partition) error {
 		return ledger.ChangeTenant(ctx, s.conn.Cmd, p, tenant, patch)
 	})
@@ -86,7 +96,10 @@ func (s *Store) PreviewTenant(ctx context.Context, tenant string, patch api.Tena
 	if patch.BasePriority.Given {
 		set.BasePriority = patch.BasePriority.Value
 	}
-	st, err = ledger.TenantWith(ctx, s.conn.Cmd, p, tenant, s.partitionLimit(p), set)
+	if patch.InFlight.Given {
+		set.InFlight = patch.InFlight.Value
+	}
+	st, err = ledger.TenantWith(ctx, s.conn.Cmd, p, tenant, s.cfg.Meter, set)
 	if err != nil {
 		return api.Tenant{}, apiError(fmt.Errorf("preview tenant %s: %w", tenant, err))
 	}
@@ -179,7 +192,7 @@ func (s *Store) tenantStates(ctx context.Context, of []ledger.TenantRef) ([]ledg
 }
 
 func (s *Store) tenantState(ctx context.Context, p keyspace.Partition, tenant string) (ledger.TenantState, error) {
-	st, err := ledger.Tenant(ctx, s.conn.Cmd, p, tenant, s.partitionLimit(p))
+	st, err := ledger.Tenant(ctx, s.conn.Cmd, p, tenant, s.cfg.Meter)
 	if err != nil {
 		return st, fmt.Errorf("read tenant %s: %w", tenant, err)
 	}
@@ -192,6 +205,8 @@ func (s *Store) tenantView(id string, st ledger.TenantState) api.Tenant {
 		RPS:           st.Settings.RPS,
 		Weight:        1,
 		BasePriority:  st.Settings.BasePriority,
+		InFlight:      st.Settings.InFlight,
+		InFlightNow:   st.Places,
 		Paused:        st.Paused,
 		Active:        st.Active,
 		Unfinished:    st.Unfinished,
@@ -199,9 +214,9 @@ func (s *Store) tenantView(id string, st ledger.TenantState) api.Tenant {
 		JobsPerSecond: round(st.PerSecond, 10),
 		ActiveTenants: st.ActiveTenants,
 		Window: api.TenantWindow{
-			Limiter: s.cfg.Limiter, Share: s.cfg.LimiterMode, WindowMS: s.cfg.Rate.Window.Milliseconds(),
+			Limiter: s.cfg.Meter.Limiter, Share: st.Share, WindowMS: s.cfg.Meter.Window.Milliseconds(),
 			Used: st.Used, Limit: st.Limit, GlobalUsed: st.GlobalUsed, GlobalLimit: st.GlobalLimit,
-			NextPermitAt: timeIfAfter(latestOf(s.cfg.Rate.OwnPermit(st), st.GlobalPermit), st.Now),
+			NextPermitAt: timeIfAfter(latestOf(st.OwnPermit(), st.GlobalPermit), st.Now),
 		},
 		Congestion: api.TenantCongestion{
 			Throttles:     st.Throttles,

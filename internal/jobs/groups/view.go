@@ -15,6 +15,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
+	"github.com/bulkaction/bulkaction/internal/calls/webhook"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
@@ -78,11 +79,14 @@ func (s *Store) ReadViews(ctx context.Context, p keyspace.Partition, ids []strin
 }
 
 func (s *Store) showGroups(ctx context.Context, p keyspace.Partition, groups []ledger.Group) ([]api.Group, error) {
-	views := make([]api.Group, 0, len(groups))
+	views, sees := make([]api.Group, 0, len(groups)), auth.SeesPayloads(ctx)
 	for i := range groups {
 		v, err := s.View(&groups[i], time.Now())
 		if err != nil { // this process may lack a reducer; the rest of the view is right
 			s.tel.Log.WarnContext(ctx, "showed a group without its aggregate", "group", v.ID, "error", err)
+		}
+		if v.CallbackURL != "" && !sees {
+			v.CallbackURL = webhook.WithoutQuery(v.CallbackURL)
 		}
 		views = append(views, v)
 	}
@@ -96,6 +100,8 @@ func (s *Store) View(from *ledger.Group, at time.Time) (api.Group, error) {
 		ID:             from.ID,
 		Tenant:         from.Tenant,
 		Name:           from.Name,
+		Tags:           from.Tags,
+		CallbackURL:    from.CallbackURL,
 		Type:           from.Type,
 		Priority:       from.Lane,
 		Status:         from.Status,
@@ -228,7 +234,7 @@ func (s *Store) speeds(ctx context.Context, p keyspace.Partition, of map[string]
 	}
 	for i, t := range tenants {
 		if !states[i].Paused {
-			of[t.ID] = s.cfg.Rate.Bound(states[i], states[i].PerSecond)
+			of[t.ID] = s.cfg.Meter.Bound(&states[i], states[i].PerSecond)
 		}
 	}
 	return nil
@@ -390,11 +396,8 @@ func (s *Store) jobByKey(ctx context.Context, p keyspace.Partition, group string
 	case err != nil:
 		return list, apiError(err)
 	case !unique:
-		return list, &messages.ValidationError{Fields: []messages.FieldError{{
-			Field: "key",
-			Problem: "can't be looked up, because the group was submitted without unique_keys: " +
-				"look for it in the group's failures and results",
-		}}}
+		return list, badField("key", "can't be looked up, because the group was submitted without unique_keys: "+
+			"look for it in the group's failures and results")
 	case ordinal < 0:
 		return list, nil
 	}

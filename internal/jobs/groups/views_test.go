@@ -238,45 +238,47 @@ func TestStatsOfPermits(t *testing.T) {
 			for i := range n {
 				w.Submit(messages.SubmitGroup{ID: fmt.Sprint("g", i), Type: "T", Jobs: stagetest.Numbered(10)})
 			}
-			used := func(rate ledger.Rate) int64 {
-				st, err := w.NewStore(groups.Config{Rate: rate, Limiter: rate.Limiter}).Stats(stagetest.Trusted(t))
+			used := func(m ledger.Meter, rps int64) int64 {
+				w.Limit(m, rps, ledger.ShareStatic)
+				st, err := w.Store.Stats(stagetest.Trusted(t))
 				require.NoError(t, err)
 				return st.RateLimit.Used
 			}
 
-			long := ledger.Rate{RPS: 1, Window: time.Hour, Limiter: limiter}
+			long := ledger.Meter{Window: time.Hour, Limiter: limiter}
 			start := time.Now()
-			require.Zero(t, used(long))
+			require.Zero(t, used(long, 1))
 			spent := spend(w, long, 10)
 			require.EqualValues(t, 3*10, spent)
-			got, back := used(long), int64(0)
+			got, back := used(long, 1), int64(0)
 			if limiter == ledger.LimiterToken { // its permits come back one by one
 				back = int64(math.Ceil(time.Since(start).Seconds()))
 			}
 			require.LessOrEqual(t, got, spent)
 			require.GreaterOrEqual(t, got, spent-back)
-			require.Zero(t, used(ledger.Rate{Limiter: limiter}), "without a limit")
+			require.Zero(t, used(long, 0), "without a limit")
 
-			short := ledger.Rate{RPS: 100, Window: 300 * time.Millisecond, Limiter: limiter}
+			short := ledger.Meter{Window: 300 * time.Millisecond, Limiter: limiter}
+			used(short, 100)
 			w.Await("permits to be used", func() bool {
 				spend(w, short, 1)
-				return used(short) > 0
+				return used(short, 100) > 0
 			})
-			w.Await("the end of the window", func() bool { return used(short) == 0 })
+			w.Await("the end of the window", func() bool { return used(short, 100) == 0 })
 		})
 	}
 }
 
-// spend admits up to n jobs in each partition under a limit and returns the number of permits that
+// spend admits up to n jobs in each partition under the limit and returns the number of permits that
 // they have spent.
-func spend(w *stagetest.World, rate ledger.Rate, n int) (spent int64) {
+func spend(w *stagetest.World, m ledger.Meter, n int) (spent int64) {
 	w.T.Helper()
 	for _, p := range w.Space.All() {
 		r, err := ledger.Admit(context.WithoutCancel(stagetest.Trusted(w.T)), w.Conn.Cmd, p, ledger.AdmitArgs{
 			Type:        "T",
 			Most:        n,
 			Cap:         1 << 30,
-			Limit:       rate.Of(p.Index(), w.Space.Partitions()),
+			Meter:       m,
 			Seed:        "0badcafe",
 			LaneWeights: [3]int{6, 3, 1},
 		})

@@ -122,7 +122,7 @@ func (j *waitingJob) explain(ctx context.Context) (api.Why, error) {
 		return w, nil
 	}
 	for _, check := range []func(context.Context, *api.Why) error{
-		j.paused, j.scheduled, j.unserved, j.missingRole, j.rateLimited, j.behindOthers,
+		j.paused, j.scheduled, j.unserved, j.missingRole, j.limitedByType, j.atBound, j.rateLimited, j.behindOthers,
 	} {
 		if err := check(ctx, &w); err != nil || w.Reason != "" {
 			return w, err
@@ -282,7 +282,70 @@ const (
 	scopeTenant = "tenant" // the tenant's own limit
 	scopeShare  = "share"  // the tenant's share of the global limit
 	scopeGlobal = "global"
+	scopeType   = "type"
 )
+
+// limitedByType sets the reason WhyRate or WhyInFlight for a job that is not ready, if its partition
+// has no permit of its type's rate or no place of its type's bound left.
+func (j *waitingJob) limitedByType(ctx context.Context, w *api.Why) error {
+	if j.State == ledger.Ready || j.Type == "" || j.due.After(j.Now) {
+		return nil
+	}
+	st, err := ledger.ReadLimits(ctx, j.s.conn.Cmd, j.p, j.s.cfg.Meter, j.Type)
+	if err != nil || st.Permits < 0 && st.Places < 0 {
+		return err
+	}
+	set, err := ledger.ReadLimitSettings(ctx, j.s.conn.Cmd, j.s.space)
+	if err != nil {
+		return err
+	}
+	switch {
+	case st.Permits >= 0 && st.NextPermit.After(st.Now):
+		rps := j.s.cfg.Meter.PerSecond(st.Permits)
+		if n := set.Types[j.Type].RPS; n != nil {
+			rps = float64(*n)
+		}
+		l := &api.WhyLimit{Scope: scopeType, RPS: rps, PerWindow: st.Permits, Used: st.Spent, WindowMS: j.s.cfg.Meter.Window.Milliseconds(), NextPermitAt: &st.NextPermit}
+		w.Reason, w.Limit, w.Until = api.WhyRate, l, &st.NextPermit
+		w.Detail = fmt.Sprintf("Type %s: %d of %d permits of a window are used", j.Type, st.Spent, st.Permits)
+		if j.s.space.Partitions() > 1 {
+			w.Detail += " in its partition"
+		}
+		w.Detail += ": the next permit comes at " + formatTime(st.NextPermit) + "."
+	case st.Places >= 0 && st.Entries >= st.Places:
+		entries, err := j.s.entries(ctx, j.Type)
+		if err != nil {
+			return err
+		}
+		bound := st.Places
+		if n := set.Types[j.Type].InFlight; n != nil {
+			bound = *n
+		}
+		w.Reason = api.WhyInFlight
+		w.Detail = fmt.Sprintf("Type %s: %d of %d jobs in flight", j.Type, entries, bound)
+		if j.s.space.Partitions() > 1 {
+			w.Detail += fmt.Sprintf(", %d of %d in its partition", st.Entries, st.Places)
+		}
+		w.Detail += "."
+	}
+	return nil
+}
+
+// atBound sets the reason WhyInFlight for a job that is not ready, if its tenant has as many jobs in
+// flight as it may.
+func (j *waitingJob) atBound(ctx context.Context, w *api.Why) error {
+	if j.State == ledger.Ready || j.due.After(j.Now) {
+		return nil
+	}
+	if err := j.readTenant(ctx); err != nil {
+		return err
+	}
+	if bound := j.tenantState.Settings.InFlight; bound != nil && j.tenantState.Places >= *bound {
+		w.Reason = api.WhyInFlight
+		w.Detail = fmt.Sprintf("Tenant %s: %d of %d jobs in flight.", j.Tenant, j.tenantState.Places, *bound)
+	}
+	return nil
+}
 
 // rateLimited sets the reason WhyRate for a job that is not ready, if its tenant or the partition
 // has no permit left.
@@ -314,7 +377,7 @@ func (j *waitingJob) now() time.Time { return latestOf(j.Now, j.tenantState.Now)
 // borrow, but the rest of the limit can be reserved for others: so its next own permit counts.
 func (j *waitingJob) nextPermit() time.Time {
 	st := j.tenantState
-	next := latestOf(j.s.cfg.Rate.OwnPermit(*st), j.RateLimitedUntil)
+	next := latestOf(st.OwnPermit(), j.RateLimitedUntil)
 	if st.Settings.RPS == nil && st.Limit > 0 && st.Used >= st.Limit {
 		next = latestOf(next, st.NextPermit)
 	}
@@ -327,10 +390,10 @@ func (j *waitingJob) usedUpLimit() *api.WhyLimit {
 	st, now := j.tenantState, j.now()
 	l := &api.WhyLimit{
 		Scope:        scopeShare,
-		RPS:          j.s.cfg.Rate.PerSecond(st.Limit),
+		RPS:          j.s.cfg.Meter.PerSecond(st.Limit),
 		PerWindow:    st.Limit,
 		Used:         st.Used,
-		WindowMS:     j.s.cfg.Rate.Window.Milliseconds(),
+		WindowMS:     j.s.cfg.Meter.Window.Milliseconds(),
 		NextPermitAt: timeIfAfter(j.nextPermit(), now),
 	}
 	usedUp := st.Limit > 0 && st.Used >= st.Limit
@@ -338,7 +401,7 @@ func (j *waitingJob) usedUpLimit() *api.WhyLimit {
 	case st.GlobalPermit.After(now) && (!usedUp || st.Settings.RPS == nil && st.ActiveTenants <= 1):
 		l.Scope, l.PerWindow, l.Used = scopeGlobal, st.GlobalLimit, st.GlobalUsed
 		l.NextPermitAt = timeIfAfter(st.GlobalPermit, now)
-		l.RPS = j.s.cfg.Rate.PerSecond(j.s.cfg.Rate.PerWindow())
+		l.RPS = j.s.cfg.Meter.PerSecond(st.Total)
 	case st.Settings.RPS != nil:
 		l.Scope, l.RPS = scopeTenant, *st.Settings.RPS
 	}
@@ -348,7 +411,7 @@ func (j *waitingJob) usedUpLimit() *api.WhyLimit {
 // describeLimit returns the beginning of a sentence that says which limit is used up. With several
 // partitions, a tenant shares the partition's quota with the tenants of its partition.
 func (j *waitingJob) describeLimit(l *api.WhyLimit) string {
-	all, partitioned := j.s.cfg.Rate.PerWindow(), j.s.space.Partitions() > 1
+	all, partitioned := j.tenantState.Total, j.s.space.Partitions() > 1
 	rps := strconv.FormatFloat(l.RPS, 'f', -1, 64)
 	switch {
 	case l.Used < l.PerWindow: // there were none when the job became non-ready
@@ -682,7 +745,7 @@ func setStart(w *api.Why, now, start time.Time) {
 // w.Position jobs before it take at a speed in jobs per second, which the rate limits bound. It
 // sets nothing if the speed is unknown.
 func (j *waitingJob) setEstimate(w *api.Why, speed float64) {
-	if speed = j.s.cfg.Rate.Bound(*j.tenantState, speed); speed > 0 {
+	if speed = j.s.cfg.Meter.Bound(j.tenantState, speed); speed > 0 {
 		seconds := round(float64(*w.Position+1)/speed, 10)
 		w.EstimateSeconds = &seconds
 	}

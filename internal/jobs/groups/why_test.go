@@ -87,7 +87,7 @@ func TestWhyFairnessOfSeveralTypes(t *testing.T) {
 	}
 	w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: jobs})
 	_, err := ledger.Admit(stagetest.Trusted(t), w.Conn.Cmd, w.P, ledger.AdmitArgs{
-		Type: "U", Most: 10, Cap: 1 << 30, Limit: ledger.Limit{Window: time.Second}, Seed: "0badcafe", LaneWeights: [3]int{6, 3, 1}})
+		Type: "U", Most: 10, Cap: 1 << 30, Meter: ledger.Meter{Window: time.Second}, Seed: "0badcafe", LaneWeights: [3]int{6, 3, 1}})
 	require.NoError(t, err)
 	require.EqualValues(t, 40, *job(w, "g", 80).Why.Position)
 	require.EqualValues(t, 30, *job(w, "g", 81).Why.Position)
@@ -280,13 +280,13 @@ func TestWhyScheduled(t *testing.T) {
 
 func TestWhyRate(t *testing.T) {
 	w := stagetest.Parallel(t, 1)
-	rate := ledger.Rate{RPS: 2, Window: time.Hour, Limiter: ledger.LimiterFixed, Share: ledger.ShareStatic}
-	w.Store = w.NewStore(groups.Config{Rate: rate, Limiter: rate.Limiter, LimiterMode: rate.Share})
-	permits := rate.PerWindow()
+	m := ledger.Meter{Window: time.Hour, Limiter: ledger.LimiterFixed}
+	w.Limit(m, 2, ledger.ShareStatic)
+	permits := m.PerWindow(2)
 	w.Jobs("g", "T", int(permits)+10)
 	admit := func() ledger.AdmitReply {
 		r, err := ledger.Admit(stagetest.Trusted(t), w.Conn.Cmd, w.P, ledger.AdmitArgs{
-			Type: "T", Most: 200, Cap: 1 << 30, Limit: rate.Of(0, 1), Seed: "0badcafe", LaneWeights: [3]int{6, 3, 1}})
+			Type: "T", Most: 200, Cap: 1 << 30, Meter: m, Seed: "0badcafe", LaneWeights: [3]int{6, 3, 1}})
 		require.NoError(t, err)
 		return r
 	}
@@ -447,15 +447,15 @@ func TestReadyWithoutPermission(t *testing.T) {
 
 // hourly gives w a store with a global limit of 3,600 permits an hour. The function that it returns
 // admits jobs of type T in the partition w.P until no permit is left for them.
-func hourly(w *stagetest.World, share string, partitions int) func() {
+func hourly(w *stagetest.World, share string) func() {
 	w.T.Helper()
-	rate := ledger.Rate{RPS: 1, Window: time.Hour, Limiter: ledger.LimiterFixed, Share: share}
-	w.Store = w.NewStore(groups.Config{Rate: rate, Limiter: rate.Limiter, LimiterMode: rate.Share})
+	m := ledger.Meter{Window: time.Hour, Limiter: ledger.LimiterFixed}
+	w.Limit(m, 1, share)
 	return func() {
 		w.T.Helper()
 		for moved := 1; moved > 0; {
 			r, err := ledger.Admit(stagetest.Trusted(w.T), w.Conn.Cmd, w.P, ledger.AdmitArgs{
-				Type: "T", Most: 200, Cap: 1 << 30, Limit: rate.Of(w.P.Index(), partitions), Seed: "0badcafe", LaneWeights: [3]int{6, 3, 1}})
+				Type: "T", Most: 200, Cap: 1 << 30, Meter: m, Seed: "0badcafe", LaneWeights: [3]int{6, 3, 1}})
 			require.NoError(w.T, err)
 			moved = int(r.Moved)
 		}
@@ -466,7 +466,7 @@ func TestWhyShare(t *testing.T) {
 	t.Parallel()
 	for _, share := range []string{ledger.ShareStatic, ledger.ShareElastic} {
 		w := stagetest.Shared(t)
-		spend := hourly(w, share, 1)
+		spend := hourly(w, share)
 		w.Submit(messages.SubmitGroup{ID: "h", Tenant: "globex", Type: "U", Jobs: stagetest.Numbered(3600)}) // it leaves its share
 		w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(3700)})
 		require.Equal(t, api.WhyFairness, job(w, "g", 3699).Waiting, "its share is not used yet")
@@ -493,7 +493,7 @@ func TestWhyShare(t *testing.T) {
 // The explanation of a job names them, and the limit of all partitions.
 func TestWhyPartOfTheLimit(t *testing.T) {
 	w := stagetest.Parallel(t, 2)
-	spend := hourly(w, ledger.ShareElastic, 2)
+	spend := hourly(w, ledger.ShareElastic)
 	w.P = w.Space.OfTenant("acme")
 	w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(1900)})
 	spend()

@@ -131,6 +131,32 @@ func TestInvalidMessagesAreRejected(t *testing.T) {
 	})
 }
 
+// TestTagsOfMessages: a message of the stream may have tags. One with bad tags, or with one more than the
+// tenant may have, is rejected with the field and the limit.
+func TestTagsOfMessages(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		ctx, known := context.WithoutCancel(w.T.Context()), make([]any, 999)
+		for i := range known {
+			known[i] = fmt.Sprint("n=", i)
+		}
+		require.NoError(w.T, w.Conn.Cmd.SAdd(ctx, w.Space.OfTenant("acme").Tags("acme"), known...).Err())
+		addEntry(w, "group.submit", `{"id":"g","tenant":"acme","type":"T","tags":{"a":"1"}}`)
+		startIngest(w, stagetest.Patience)
+		awaitGroup(w, "g", func(g api.Group) bool { return g.Tags["a"] == "1" })
+		addEntry(w, "group.submit", `{"id":"more","tenant":"acme","type":"T","tags":{"a":"2"}}`)
+		addEntry(w, "group.submit", `{"id":"long","tenant":"acme","type":"T","tags":{"a":"`+strings.Repeat("x", 129)+`"}}`)
+		addEntry(w, "group.submit", `{"id":"again","tenant":"acme","type":"T","tags":{"a":"1"}}`)
+		awaitGroup(w, "again", func(g api.Group) bool { return g.Tags["a"] == "1" })
+		var reasons []string
+		for _, m := range waitForRejected(w, 2) {
+			reasons = append(reasons, m.Values["reason"].(string))
+		}
+		all := strings.Join(reasons, "\n")
+		require.Contains(w.T, all, "group more: tags: the groups of a tenant may have at most 1000 different tags")
+		require.Contains(w.T, all, "tags.a: must be KEY=VALUE")
+	})
+}
+
 // TestMessagesThatNobodyOwnsAreHandled: XGROUP SETID follows each of ten appends at once, so that
 // they are in no pending list. They are stored all the same, and before a later seal takes effect.
 func TestMessagesThatNobodyOwnsAreHandled(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
+	"github.com/bulkaction/bulkaction/internal/testkit/limittest"
 )
 
 func TestAdmit(t *testing.T) {
@@ -217,17 +218,17 @@ func TestAdmitNeverExceedsTheLimit(t *testing.T) {
 		for _, g := range []string{"a", "b", "c"} {
 			w.fill(g, 100, g, "T")
 		}
-		l := ledger.Limit{Window: window, Permits: permits}
+		l := limittest.Limit{Meter: ledger.Meter{Window: window}, Permits: permits}
 		var callers errgroup.Group
 		var moved atomic.Int64
 		for range 2 {
 			callers.Go(func() error {
 				for moved.Load() < 6*6 {
-					a, err := ledger.Admit(w.Context(), w.c, w.p, ledger.AdmitArgs{Type: "T", Most: 5, Cap: 1000, Limit: l, Seed: seed, LaneWeights: [3]int{6, 3, 1}})
+					a, err := ledger.Admit(w.Context(), w.c, w.p, ledger.AdmitArgs{Type: "T", Most: 5, Cap: 1000, Meter: w.use(l), Seed: seed, LaneWeights: [3]int{6, 3, 1}})
 					if err != nil {
 						return err
 					}
-					p, err := ledger.Promote(w.Context(), w.c, w.p, ledger.PromoteArgs{Most: 5, Limit: l, Seed: seed, Caps: map[string]int{"T": 1000}})
+					p, err := ledger.Promote(w.Context(), w.c, w.p, ledger.PromoteArgs{Most: 5, Meter: w.use(l), Seed: seed, Caps: map[string]int{"T": 1000}})
 					if err != nil {
 						return err
 					}
@@ -276,6 +277,7 @@ func TestAdmitSharesPermits(t *testing.T) {
 			}
 			require.Empty(w, w.c.SMembers(w.Context(), w.p.Active()).Val())
 			w.c.Del(w.Context(), w.p.Rate())
+			w.limits.last = ""
 		}
 	})
 }
@@ -309,7 +311,7 @@ func TestAdmitRateLimitsATenant(t *testing.T) {
 		w.append("g", 5)
 		w.append("high", 5)
 		w.append("other", 1)
-		l := ledger.Limit{Window: 500 * time.Millisecond, Permits: 8} // 4 each
+		l := limittest.Limit{Meter: ledger.Meter{Window: 500 * time.Millisecond}, Permits: 8} // 4 each
 		var r ledger.AdmitReply
 		w.eventually(func() bool { // in one window
 			r = w.admit("T", 100, l)
@@ -387,7 +389,7 @@ func TestAdmitQuarantinesWhatCantBeRead(t *testing.T) {
 func (w *world) admitFor(slots, ahead, most int) ledger.AdmitReply {
 	w.Helper()
 	r, err := ledger.Admit(w.Context(), w.c, w.p, ledger.AdmitArgs{
-		Type: "T", Most: most, Cap: 1000, Slots: slots, Ahead: ahead, Limit: noLimit, Seed: seed, LaneWeights: [3]int{6, 3, 1},
+		Type: "T", Most: most, Cap: 1000, Slots: slots, Ahead: ahead, Meter: w.use(noLimit), Seed: seed, LaneWeights: [3]int{6, 3, 1},
 	})
 	require.NoError(w, err)
 	return r

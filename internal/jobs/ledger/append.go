@@ -16,7 +16,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-var appendJobs = script("jobs/append", "blob", "signals", "tenants", "priority", "fair_queue", "non_ready")
+var appendJobs = script("jobs/append", "blob", "signals", "tenants", "priority", "fair_queue", "non_ready", "tags")
 
 // MaxAppend is the most jobs of one call of Append or AppendMany, MaxAppendBytes the most bytes of
 // their payloads; their other fields are short and do not count. The callers keep to them: Append
@@ -178,13 +178,13 @@ type groupAppend struct {
 const largePayload = 4096
 
 func runAppend(ctx context.Context, c redis.Cmdable, p keyspace.Partition, groups []groupAppend) *call.Reply {
-	size := 2 + 32*len(groups)
+	size := 1 + 32*len(groups)
 	for _, g := range groups {
 		for i := range g.requests {
 			size += 2 + 4*len(g.requests[i].Jobs)
 		}
 	}
-	args := append(make([]any, 0, size), p.Layout(), len(groups))
+	args := append(make([]any, 0, size), len(groups))
 	compose := newComposer(time.Now())
 	for _, g := range groups {
 		args = g.arguments(args, compose)
@@ -279,19 +279,20 @@ func jobNumbers(list string) (numbers []int) {
 
 var (
 	admit = script("jobs/admit", "signals", "states", "blob", "tenants", "priority", "fair_queue", "pauses", "ready",
-		"non_ready", "limiters", "shares", "permits", "dequeue")
+		"non_ready", "limiters", "shares", "permits", "places", "dequeue")
 	promote = script("jobs/promote", "signals", "states", "blob", "tenants", "pauses", "ready",
-		"non_ready", "limiters", "shares", "permits")
+		"non_ready", "limiters", "shares", "permits", "places")
 )
 
 // AdmitArgs are the arguments of Admit.
 type AdmitArgs struct {
 	Type        string
-	Most        int // most jobs to admit
-	Cap         int // most undelivered jobs in the ready stream
-	Slots       int // jobs that the workers can run at the same time; 0: not known
-	Ahead       int // entries that the ready stream may have beyond Slots; 0: there are no workers
-	Limit       Limit
+	Most        int  // most jobs to admit
+	Cap         int  // most undelivered jobs in the ready stream
+	Slots       int  // jobs that the workers can run at the same time; 0: not known
+	Ahead       int  // entries that the ready stream may have beyond Slots; 0: there are no workers
+	Unserved    bool // no live worker serves the type: no job becomes ready that would hold a place
+	Meter       Meter
 	Seed        string        // 8 hex digits, with which the span ids of traced jobs begin
 	LaneWeights [3]int        // high, normal, low
 	KeepStats   time.Duration // how long congestion statistics are kept after a tenant's last event
@@ -306,6 +307,7 @@ const (
 	AdmitFull    AdmitState = "FULL"    // the ready stream takes no more jobs now, perhaps after this call's
 	AdmitLimited AdmitState = "LIMITED" // no permit is left now, or other tenants may claim those that are
 	AdmitPaused  AdmitState = "PAUSED"  // the type is paused: nothing was admitted
+	AdmitUnset   AdmitState = "UNSET"   // the partition knows no limits yet: nothing was admitted
 	AdmitEmpty   AdmitState = "EMPTY"   // no waiting job may run now: nothing was admitted
 )
 
@@ -363,12 +365,12 @@ type AdmitTrace struct {
 // one permit each. The first job of a tenant without a permit becomes non-ready, as the tenant's
 // marker. Twice: the second call takes the next jobs.
 func Admit(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a AdmitArgs) (AdmitReply, error) {
-	args := append([]any{a.Type, a.Most, a.Cap, a.Slots, a.Ahead}, a.Limit.args()...)
-	args = append(args, a.Limit.share(), a.Seed, keepStats(a.KeepStats),
+	args := append([]any{a.Type, a.Most, a.Cap, a.Slots, a.Ahead, flag(!a.Unserved)}, a.Meter.args()...)
+	args = append(args, a.Seed, keepStats(a.KeepStats),
 		a.LaneWeights[0], a.LaneWeights[1], a.LaneWeights[2])
 	r := run(ctx, c, admit, p, args...)
 	out := AdmitReply{
-		State: AdmitState(r.Code("OK", "FULL", "LIMITED", "PAUSED", "EMPTY")),
+		State: AdmitState(r.Code("OK", "FULL", "LIMITED", "PAUSED", "UNSET", "EMPTY")),
 		Moved: int(r.Number()), NonReady: int(r.Number()), Wait: r.Duration(),
 		Permits: permits(r.List()), Denials: denials(r.List()),
 	}
@@ -387,11 +389,11 @@ func keepStats(d time.Duration) int64 { return cmp.Or(d, time.Hour).Milliseconds
 // PromoteArgs are the arguments of Promote.
 type PromoteArgs struct {
 	Most     int // most jobs to promote
-	Limit    Limit
+	Meter    Meter
 	Seed     string         // 8 hex digits, with which the span ids of traced jobs begin
 	FullWait time.Duration  // when to look again at a tenant whose stream is full or whose permits are kept
 	Cap      int            // most undelivered jobs in the ready stream of a type that is not in Caps
-	Caps     map[string]int // type → most undelivered jobs in its ready stream
+	Caps     map[string]int // type that a live worker serves → most undelivered jobs in its ready stream
 }
 
 // PromoteReply says what Promote has done.
@@ -418,8 +420,8 @@ type PromoteTrace struct {
 // tenant, group or type it first makes a batch of one tenant's suspended jobs non-ready again.
 // Twice: the second call takes the next jobs.
 func Promote(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a PromoteArgs) (PromoteReply, error) {
-	args := append([]any{a.Most}, a.Limit.args()...)
-	args = append(args, a.Limit.share(), a.Seed, max(1, a.FullWait.Milliseconds()), a.Cap)
+	args := append([]any{a.Most}, a.Meter.args()...)
+	args = append(args, a.Seed, max(1, a.FullWait.Milliseconds()), a.Cap)
 	for typ, limit := range a.Caps {
 		args = append(args, typ, limit)
 	}

@@ -15,10 +15,10 @@ import (
 // start and outcome by the watcher to fail jobs without a processor. reclaim, which the dispatcher
 // calls, ends the attempts of dead workers.
 var (
-	start   = script("jobs/start", "signals", "states", "ranges", "blob", "tenants", "pauses", "ready", "non_ready", "lifecycle")
+	start   = script("jobs/start", "signals", "states", "ranges", "blob", "tenants", "pauses", "ready", "non_ready", "lifecycle", "places")
 	renew   = script("jobs/renew", "states")
-	outcome = script("jobs/outcome", "signals", "states", "ranges", "blob", "priority", "ready", "non_ready", "endings")
-	reclaim = script("jobs/reclaim", "signals", "states", "blob", "priority", "ready", "non_ready", "endings")
+	outcome = script("jobs/outcome", "signals", "states", "ranges", "blob", "priority", "ready", "non_ready", "endings", "places")
+	reclaim = script("jobs/reclaim", "signals", "states", "blob", "priority", "ready", "non_ready", "endings", "places")
 )
 
 // StartGroup is the jobs of one group in a call of Start, ordered by ordinal.
@@ -69,8 +69,8 @@ func Start(
 	for i := range groups {
 		n += len(groups[i].Jobs)
 	}
-	args := make([]any, 0, 3+4*len(groups))
-	args = append(args, typ, len(groups), p.Layout())
+	args := make([]any, 0, 2+4*len(groups))
+	args = append(args, typ, len(groups))
 	for i := range groups {
 		var ranges jobRanges
 		var entries, failed []byte
@@ -333,9 +333,9 @@ type ReclaimReply struct {
 // ready stream that were idle for a lease. Twice: the second call takes the next ones.
 func Reclaim(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition,
-	typ string, lease time.Duration, most, maxLosses int,
+	typ string, lease time.Duration, most, maxLosses int, unserved bool,
 ) (ReclaimReply, error) {
-	r := run(ctx, c, reclaim, p, typ, lease.Milliseconds(), most, maxLosses)
+	r := run(ctx, c, reclaim, p, typ, lease.Milliseconds(), most, maxLosses, flag(unserved))
 	out := ReclaimReply{Taken: int(r.Number()), Failed: int(r.Number())}
 	if missing := r.List(); missing.More() {
 		out.Missing = missing.Texts()

@@ -295,7 +295,7 @@ func TestReclaimOnlyWhatIsIdle(t *testing.T) {
 		w.fill("g", 2, "acme", "T")
 		run := w.begin("T", "c", 2)
 		reclaim := func(lease time.Duration) int {
-			r, err := ledger.Reclaim(w.Context(), w.c, w.p, "T", lease, 100, 3)
+			r, err := ledger.Reclaim(w.Context(), w.c, w.p, "T", lease, 100, 3, false)
 			require.NoError(w, err)
 			return r.Taken
 		}
@@ -315,7 +315,7 @@ func TestReclaimTakesAFewAtATime(t *testing.T) {
 		w.fill("g", 5, "acme", "T")
 		w.begin("T", "c", 5)
 		for _, want := range []int{2, 2, 1, 0} {
-			r, err := ledger.Reclaim(w.Context(), w.c, w.p, "T", 0, 2, 3)
+			r, err := ledger.Reclaim(w.Context(), w.c, w.p, "T", 0, 2, 3, false)
 			require.NoError(w, err)
 			require.Equal(w, want, r.Taken)
 			w.ledger("g")

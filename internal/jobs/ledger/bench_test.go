@@ -90,6 +90,7 @@ func BenchmarkOutcomeRetry(b *testing.B) {
 		b.Run(fmt.Sprintf("errors=%d", before), func(b *testing.B) {
 			bench(b, func(w *world, group string) func() {
 				w.c.FlushDB(w.Context()) // removes the last batch, which is to run again
+				*w.limits = lastLimit{}  // they are set again
 				w.fill(group, batch, "acme", "T")
 				jobs := w.begin("T", "c", batch)
 				for range before {

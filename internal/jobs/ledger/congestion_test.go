@@ -236,11 +236,11 @@ func TestCongestionSharesAFullStream(t *testing.T) {
 		const slots, ahead = 4, 40
 		fresh, back := 0, 0
 		for range 50 {
-			r, err := ledger.Promote(w.Context(), w.c, w.p, ledger.PromoteArgs{Most: 100, Limit: noLimit, Seed: seed, Caps: map[string]int{"T": ahead}})
+			r, err := ledger.Promote(w.Context(), w.c, w.p, ledger.PromoteArgs{Most: 100, Meter: w.use(noLimit), Seed: seed, Caps: map[string]int{"T": ahead}})
 			require.NoError(w, err)
 			back += r.Moved
 			a, err := ledger.Admit(w.Context(), w.c, w.p, ledger.AdmitArgs{
-				Type: "T", Most: 100, Cap: ahead, Slots: slots, Ahead: ahead, Limit: noLimit, Seed: seed, LaneWeights: [3]int{6, 3, 1},
+				Type: "T", Most: 100, Cap: ahead, Slots: slots, Ahead: ahead, Meter: w.use(noLimit), Seed: seed, LaneWeights: [3]int{6, 3, 1},
 			})
 			require.NoError(w, err)
 			fresh += a.Moved

@@ -13,11 +13,12 @@ import (
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/testkit/limittest"
 )
 
 // elastic returns a limit of this number of permits with elastic shares, in a window that is longer
 // than any test.
-func elastic(permits int64) ledger.Limit {
+func elastic(permits int64) limittest.Limit {
 	l := limit(permits)
 	l.Share = ledger.ShareElastic
 	return l
@@ -27,8 +28,8 @@ func elastic(permits int64) ledger.Limit {
 var limiters = []string{ledger.LimiterFixed, ledger.LimiterSliding, ledger.LimiterToken}
 
 // within returns a limit of this number of permits in a window of this length, for this limiter.
-func within(limiter string, window time.Duration, permits int64) ledger.Limit {
-	return ledger.Limit{Limiter: limiter, Window: window, Permits: permits}
+func within(limiter string, window time.Duration, permits int64) limittest.Limit {
+	return limittest.Limit{Meter: ledger.Meter{Limiter: limiter, Window: window}, Permits: permits}
 }
 
 // each runs a test with every limiter, on both servers.
@@ -46,7 +47,7 @@ func (w *world) partitionsOf(n int) []*world {
 	require.NoError(w, err)
 	all := make([]*world, n)
 	for i, p := range space.All() {
-		all[i] = &world{tb: w.tb, c: w.c, p: p, prefix: w.prefix}
+		all[i] = &world{tb: w.tb, c: w.c, p: p, prefix: w.prefix, limits: &lastLimit{}}
 	}
 	return all
 }
@@ -105,13 +106,20 @@ func (w *world) set(tenant string, s ledger.TenantSettings) {
 func weight(f float64) ledger.TenantSettings { return ledger.TenantSettings{Weight: &f} }
 func rps(f float64) ledger.TenantSettings    { return ledger.TenantSettings{RPS: &f} }
 
+// bounded returns a limit with limits of the type T.
+func bounded() limittest.Limit {
+	l := limit(5)
+	l.Types = []ledger.Limit{{Type: "T", Places: true, Total: 4}, {Type: "T", Total: 9}}
+	return l
+}
+
 // perWindow returns tenant settings with an own limit of n permits in the window that the function
 // limit uses.
 func perWindow(n float64) ledger.TenantSettings { return rps(n / limit(1).Window.Seconds()) }
 
-func (w *world) tenant(tenant string, l ledger.Limit) ledger.TenantState {
+func (w *world) tenant(tenant string, l limittest.Limit) ledger.TenantState {
 	w.Helper()
-	s, err := ledger.Tenant(w.Context(), w.c, w.p, tenant, l)
+	s, err := ledger.Tenant(w.Context(), w.c, w.p, tenant, w.use(l))
 	require.NoError(w, err)
 	return s
 }
@@ -136,7 +144,7 @@ func permitsOf(all ...[]ledger.Permit) map[string]int64 {
 
 // exhaust admits jobs of a type, up to `most` in a call, until none is admitted. It reads them, so
 // that the ready stream never fills up. It returns the number of permits that each tenant spent.
-func (w *world) exhaust(typ string, most int, l ledger.Limit) map[string]int64 {
+func (w *world) exhaust(typ string, most int, l limittest.Limit) map[string]int64 {
 	w.Helper()
 	var all [][]ledger.Permit
 	for range 1000 {
@@ -305,6 +313,30 @@ var flowScenes = []scene{
 			return ledger.ChangeTenant(w.Context(), w.c, w.p, "acme", api.TenantPatch{Weight: api.SetTo(0.5)})
 		}
 	}},
+	{"setting, of a bound", true, func(w *world) act {
+		w.backlog("acme", "T", 2)
+		w.admit("T", 1, noLimit)
+		return func() error {
+			return ledger.ChangeTenant(w.Context(), w.c, w.p, "acme", api.TenantPatch{InFlight: api.SetTo[int64](1)})
+		}
+	}},
+	{"admit up to bounds", false, func(w *world) act {
+		w.set("acme", inFlight(1))
+		w.backlog("acme", "T", 3)
+		return w.admitting(bounded())
+	}},
+	{"promote up to bounds", false, func(w *world) act {
+		w.nonReady("g", 4)
+		w.set("acme", inFlight(1))
+		return w.promoting(bounded())
+	}},
+	{"outcome of a tenant at its bound", false, func(w *world) act {
+		w.set("acme", inFlight(1))
+		w.backlog("acme", "T", 2)
+		jobs := w.begin("T", "c", 1)
+		w.admit("T", 1, noLimit) // the next job has to wait
+		return w.reporting(done(jobs...))
+	}},
 	{"policy, to priority", true, func(w *world) act {
 		w.backlog("a", "T", 2)
 		return w.choosing(10_000)
@@ -318,7 +350,7 @@ var flowScenes = []scene{
 	{"quota of the token limiter", false, func(w *world) act { return w.dividing(ledger.LimiterToken, 5) }},
 	{"lead the division", false, func(w *world) act {
 		return func() error {
-			_, err := ledger.LeadRebalancing(w.Context(), w.c, w.p, "f1", time.Minute)
+			_, err := ledger.LeadRebalancing(w.Context(), w.c, w.p, "f1", time.Minute, 0)
 			return err
 		}
 	}},
@@ -329,15 +361,17 @@ var flowScenes = []scene{
 var readOnlyScenes = []scene{
 	{"limit_state", false, func(w *world) act {
 		w.backlog("acme", "T", 1)
+		m := w.use(limit(5))
 		return func() error {
-			_, err := ledger.PermitsUsed(w.Context(), w.c, w.p, limit(5))
+			_, err := ledger.ReadLimits(w.Context(), w.c, w.p, m, "T")
 			return err
 		}
 	}},
 	{"tenant_state", false, func(w *world) act {
 		w.backlog("acme", "T", 1)
+		m := w.use(limit(5))
 		return func() error {
-			_, err := ledger.Tenant(w.Context(), w.c, w.p, "acme", limit(5))
+			_, err := ledger.Tenant(w.Context(), w.c, w.p, "acme", m)
 			return err
 		}
 	}},
@@ -375,9 +409,9 @@ func (w *world) choosing(alpha float64) act {
 // an hour, and the partition's quota before the call is 10.
 func (w *world) dividing(limiter string, to int64) act {
 	l := within(limiter, time.Hour, 40)
-	l.Part, l.Tag = 10, "40/4"
+	w.quota(1, l, 10)
 	return func() error {
-		_, err := ledger.SetQuota(w.Context(), w.c, w.p, 1, l, to, ledger.Increase{})
+		_, err := w.setParts(1, l, ledger.Increase{To: to})
 		return err
 	}
 }

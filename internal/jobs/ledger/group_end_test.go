@@ -195,7 +195,7 @@ func TestCancelKeepsTheTag(t *testing.T) {
 }
 
 // shared lists the keys of a partition that may remain after all groups and tenants are deleted.
-var shared = []string{"outbox", "watch", "dead-letters", "results", "load:T", "load:U", "fair:T", "fair:U", "ready:T", "ready:U", "types", "wake:watcher", "wake:fetcher", "wake:dispatcher", "wake:aggregator"}
+var shared = []string{"outbox", "rate", "watch", "dead-letters", "results", "load:T", "load:U", "fair:T", "fair:U", "ready:T", "ready:U", "types", "wake:watcher", "wake:fetcher", "wake:dispatcher", "wake:aggregator"}
 
 // TestExpire: a failed, a completed or a cancelled group leaves no key of its own after it has
 // expired. Late calls of Admit, Promote, Sweep, Requeue and Advance create none of its hash, its
@@ -225,6 +225,7 @@ func TestExpire(t *testing.T) {
 			w.reduceAll()
 			w.start("T", w.reread("T")) // the remaining entries of the group in the stream
 			w.c.Del(w.Context(), w.p.RateLimited("T"), w.p.Rate())
+			w.limits.last = ""
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -72,9 +72,6 @@ func (w *world) events() []event {
 	require.NoError(w, err)
 	for i := range entries {
 		require.NoError(w, entries[i].Err)
-		if w.p.Layout() == 1 {
-			require.Len(w, entries[i].Moves, 1)
-		}
 		for _, m := range entries[i].Moves {
 			e := event{entries[i].Group, string(m.Status), number(entries[i].Round)}
 			require.Equal(w, e, event{m.After.ID, string(m.After.Status), int64(m.After.Round)})

@@ -19,6 +19,8 @@ import (
 // Group is a group as Redis describes it.
 type Group struct {
 	ID, Tenant, Name, Type, Lane string
+	Tags                         api.Tags
+	CallbackURL                  string
 
 	Status         api.Status
 	Round          int
@@ -101,19 +103,21 @@ func ReadGroupSummary(
 func newGroup(fields map[string]string, parts groupParts) Group {
 	num := func(field string) int64 { return integer(fields[field]) }
 	g := Group{
-		ID:         fields[groupID],
-		Tenant:     fields[groupTenant],
-		Name:       fields[groupName],
-		Type:       fields[groupType],
-		Lane:       fields[groupLane],
-		Status:     api.Status(fields[groupStatus]),
-		Round:      int(num(groupRound)),
-		Sealed:     fields[groupSealed] != "",
-		Paused:     fields[groupPaused] != "",
-		Started:    instant(fields[groupStarted]),
-		Aggregates: fields[groupAggregate],
-		Throttles:  num(groupThrottles),
-		Retries:    num(groupRetries),
+		ID:          fields[groupID],
+		Tenant:      fields[groupTenant],
+		Name:        fields[groupName],
+		Type:        fields[groupType],
+		Lane:        fields[groupLane],
+		Tags:        tagsOf(fields[groupTags]),
+		CallbackURL: fields[groupCallbackURL],
+		Status:      api.Status(fields[groupStatus]),
+		Round:       int(num(groupRound)),
+		Sealed:      fields[groupSealed] != "",
+		Paused:      fields[groupPaused] != "",
+		Started:     instant(fields[groupStarted]),
+		Aggregates:  fields[groupAggregate],
+		Throttles:   num(groupThrottles),
+		Retries:     num(groupRetries),
 		Counts: api.Counts{
 			Accepted: num(groupAccepted), Waiting: num(groupWaiting), NonReady: num(groupNonReady),
 			Ready: num(groupReady), InFlight: num(groupInFlight),
@@ -137,6 +141,19 @@ func newGroup(fields map[string]string, parts groupParts) Group {
 		}
 	}
 	return g
+}
+
+// tagsOf parses the tags of a group as its hash stores them.
+func tagsOf(text string) api.Tags {
+	if text == "" {
+		return nil
+	}
+	tags := api.Tags{}
+	for pair := range strings.SplitSeq(text, tagsSeparator) {
+		key, value, _ := strings.Cut(pair, "=")
+		tags[key] = value
+	}
+	return tags
 }
 
 // GroupState is the part of a group that submissions and commands change.
@@ -184,6 +201,23 @@ func Statuses(ctx context.Context, c redis.Cmdable, p keyspace.Partition, groups
 	out := make([]api.Status, len(groups))
 	for i, read := range reads {
 		out[i] = api.Status(values(read.Val()).str(0))
+	}
+	return out, nil
+}
+
+// ReadTerms returns the terms of groups, in their order, without those that Start reads at last:
+// MaxRetries is 0.
+func ReadTerms(ctx context.Context, c redis.Cmdable, p keyspace.Partition, groups []string) ([]GroupTerms, error) {
+	reads, err := pipelined(ctx, c, groups, func(pipe redis.Pipeliner, id string) *redis.SliceCmd {
+		return pipe.HMGet(ctx, p.Group(id), groupTenant, groupJobTimeout)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read terms of groups: %w", err)
+	}
+	out := make([]GroupTerms, len(groups))
+	for i, read := range reads {
+		v := values(read.Val())
+		out[i] = GroupTerms{Tenant: v.str(0), JobTimeout: time.Duration(v.num(1)) * time.Millisecond}
 	}
 	return out, nil
 }
@@ -367,6 +401,7 @@ func (a ListedGroup) OlderThan(b ListedGroup) bool {
 type GroupRange struct {
 	List   GroupList
 	Tenant string      // of AllGroups: only the groups of this tenant; "": those of all
+	Tag    string      // KEY=VALUE, with Tenant: only the groups with this tag; "": all
 	Before ListedGroup // only groups that are older than this one; Newest(): all
 	Since  time.Time   // only groups of this time or later; zero: all
 }
@@ -377,7 +412,10 @@ func ListGroups(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, r GroupRange, limit int,
 ) ([]ListedGroup, error) {
 	key, since := r.List.keyOf(p), "-inf"
-	if r.Tenant != "" {
+	switch {
+	case r.Tenant != "" && r.Tag != "":
+		key = p.Tagged(r.Tenant, r.Tag)
+	case r.Tenant != "":
 		key = p.GroupsOf(r.Tenant)
 	}
 	if !r.Since.IsZero() {
@@ -405,15 +443,41 @@ func ListGroups(
 	}
 }
 
-// GroupFacts has what lists of groups are filtered by: the state, whether the group is paused,
-// whether a job has failed, the time of creation, and the types. The Status of a group that does
-// not exist is "".
+// RarestTag returns that of some tags which the fewest groups of a tenant have, as KEY=VALUE.
+func RarestTag(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, tenant string, tags api.Tags,
+) (string, error) {
+	pairs := tags.Pairs()
+	if len(pairs) == 1 {
+		return pairs[0], nil
+	}
+	counts, err := pipelined(ctx, c, pairs, func(pipe redis.Pipeliner, pair string) *redis.IntCmd {
+		return pipe.ZCard(ctx, p.Tagged(tenant, pair))
+	})
+	if err != nil {
+		return "", fmt.Errorf("count groups by tags: %w", err)
+	}
+	least := 0
+	for i := range counts {
+		if counts[i].Val() < counts[least].Val() {
+			least = i
+		}
+	}
+	return pairs[least], nil
+}
+
+// GroupFacts has what lists of groups and operations are filtered by: the state, whether the group is paused,
+// whether a job has failed, the time of creation, the types and the tags. The Status of a group that
+// does not exist is "".
 type GroupFacts struct {
 	Status api.Status
 	Paused bool
 	// FailedJobs says whether at least one job of the group has failed.
 	FailedJobs bool
 	Created    time.Time // when the group was created; a retry does not change it
+	Tenant     string
+	Reopened   string // the id of the request that has opened its round
+	Tags       api.Tags
 	types      []string
 }
 
@@ -432,7 +496,7 @@ func ReadGroupFacts(
 	reads, _ := pipelined(ctx, c, ids, func(pipe redis.Pipeliner, id string) replies {
 		return replies{
 			pipe.HMGet(ctx, p.Group(id), groupStatus, groupPaused, groupType, groupTypes,
-				groupFailed),
+				groupFailed, groupTags, groupTenant, groupReopened),
 			pipe.ZScore(ctx, p.Groups(), id),
 		}
 	})
@@ -444,8 +508,8 @@ func ReadGroupFacts(
 		v := values(read.fields.Val())
 		facts[i] = GroupFacts{
 			Status: api.Status(v.str(0)), Paused: v.has(1), FailedJobs: v.num(4) > 0,
-			Created: time.UnixMilli(int64(read.created.Val())),
-			types:   append(strings.Split(v.str(3), typesSeparator), v.str(2)),
+			Created: time.UnixMilli(int64(read.created.Val())), Tags: tagsOf(v.str(5)), Tenant: v.str(6), Reopened: v.str(7),
+			types: append(strings.Split(v.str(3), typesSeparator), v.str(2)),
 		}
 	}
 	return facts, nil

@@ -26,7 +26,7 @@ var (
 	reopen   = script("groups/reopen", "signals")
 	requeue  = script("groups/requeue", "signals", "blob", "tenants", "priority", "fair_queue")
 	advance  = script("groups/advance", "signals", "tenants", "lifecycle")
-	expire   = script("groups/expire", "tenants")
+	expire   = script("groups/expire", "signals", "tenants", "places", "tags")
 
 	reduceFailures = script("groups/reduce_failures", "signals")
 )
@@ -35,10 +35,14 @@ var (
 // now.
 var ErrFenced = errors.New("another watcher leads the partition")
 
+// ErrMoving is an api.ErrConflict that soon passes: Requeue moves other jobs of the group.
+var ErrMoving = fmt.Errorf("%w: jobs are being moved", api.ErrConflict)
+
 // GroupFields are the settings of a group that its submission chooses.
 type GroupFields struct {
 	Lane             string
 	Name             string
+	Tags             api.Tags
 	BasePriority     float64
 	MaxRetries       *int          // nil: the worker's default
 	JobTimeout       time.Duration // 0: the worker's default
@@ -48,6 +52,7 @@ type GroupFields struct {
 	Aggregate        string        // the aggregates that were asked for, as JSON; "": none
 	ReduceFailures   bool          // some of them are of failed jobs
 	UniqueKeys       bool          // no two jobs have the same key
+	CallbackURL      string        // is told of the group's end; "": that of the tenant
 }
 
 // Encode returns the fields as the group's hash stores them, for [CreateArgs].
@@ -55,6 +60,9 @@ func (g *GroupFields) Encode() map[string]string {
 	f := map[string]string{groupLane: g.Lane}
 	if g.Name != "" {
 		f[groupName] = g.Name
+	}
+	if len(g.Tags) > 0 {
+		f[groupTags] = strings.Join(g.Tags.Pairs(), tagsSeparator)
 	}
 	if g.BasePriority != 0 {
 		f[groupBasePriority] = strconv.FormatFloat(g.BasePriority, 'f', -1, 64)
@@ -82,6 +90,9 @@ func (g *GroupFields) Encode() map[string]string {
 	}
 	if g.UniqueKeys {
 		f[groupUniqueKeys] = "1"
+	}
+	if g.CallbackURL != "" {
+		f[groupCallbackURL] = g.CallbackURL
 	}
 	return f
 }
@@ -176,6 +187,15 @@ type RetryChoice struct {
 func Reopen(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group, request string, choice RetryChoice,
 ) (int, error) {
+	return reopenFor(ctx, c, p, group, request, choice, "")
+}
+
+// reopenFor does the same as Reopen. If a request that begins with adds ("": none) has opened the
+// group's round, and it has not ended, the chosen jobs are added to it. The error is ErrMoving while
+// Requeue moves other jobs.
+func reopenFor(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group, request string, choice RetryChoice, adds string,
+) (int, error) {
 	chosen := ""
 	if len(choice.Codes)+len(choice.Jobs) > 0 {
 		text, err := json.Marshal(choice)
@@ -184,7 +204,7 @@ func Reopen(
 		}
 		chosen = string(text)
 	}
-	r := run(ctx, c, reopen, p, group, request, chosen)
+	r := run(ctx, c, reopen, p, group, request, chosen, adds)
 	_ = r.Code("OK")
 	return call.Done(r, int(r.Number()))
 }
@@ -215,9 +235,9 @@ const MaxAdvance = 50
 // dirty groups. It adds an event to the outbox for each transition. The replies are in the order of
 // the groups. Twice: the second call makes no transition.
 func Advance(ctx context.Context, c redis.Cmdable, p keyspace.Partition, groups ...string) ([]AdvanceReply, error) {
-	args := []any{p.Layout()}
-	for _, group := range groups {
-		args = append(args, group)
+	args := make([]any, len(groups))
+	for i, group := range groups {
+		args[i] = group
 	}
 	r := run(ctx, c, advance, p, args...)
 	replies := make([]AdvanceReply, len(groups))

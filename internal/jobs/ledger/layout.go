@@ -4,8 +4,8 @@ import "github.com/bulkaction/bulkaction/internal/redisx/layout"
 
 // Layout is the layout of jobs, groups, tenants and limits, which this file and those of the
 // transitions describe. A change that an earlier version can't read raises Newest and adds the steps
-// that convert the data; keyspace.Partition.Layout says which layout is to be written.
-var Layout = layout.Part{Name: layout.Jobs, Oldest: 1, Newest: 2}
+// that convert the data; keyspace.Space.Layout says which layout is to be written.
+var Layout = layout.Part{Name: layout.Jobs, Oldest: 2, Newest: 3}
 
 // This file names the fields of the hashes that hold groups, tenants, types and limits. Scripts in
 // package lua use the same names: a test finds no field in Redis that the tables below do not list.
@@ -20,6 +20,8 @@ var Layout = layout.Part{Name: layout.Jobs, Oldest: 1, Newest: 2}
 //	                                              is recognized
 //	name                     append               what the producer calls the group; absent: it
 //	                                              has no name
+//	tags                     append               its tags, sorted, as KEY=VALUE on a line each;
+//	                                              absent: it has none
 //	lane                     append               high, normal or low
 //	base_priority            append               the group's part of its priority, with
 //	                                              FAIR_QUEUE_POLICY=priority; absent: 0
@@ -63,6 +65,8 @@ var Layout = layout.Part{Name: layout.Jobs, Oldest: 1, Newest: 2}
 //	                                              want of a permit
 //	retries                  outcome              times that one of its jobs was retried, in all
 //	                                              rounds
+//	callback_url             append               is told of the group's end; absent: the endpoint of
+//	                                              the tenant is, if there is one
 //	unique_keys        1     append               no two jobs have the same key; absent: they may
 //	sweep                    cancel, sweep,       of a cancelled group: ordinal of the first job
 //	                         repair               that sweep has not looked at; absent: sweep has
@@ -86,6 +90,7 @@ const (
 	groupTenant           = "tenant"
 	groupType             = "type"
 	groupName             = "name"
+	groupTags             = "tags"
 	groupLane             = "lane"
 	groupBasePriority     = "base_priority"
 	groupMaxRetries       = "max_retries"
@@ -115,15 +120,20 @@ const (
 	groupRetries          = "retries"
 	groupSweep            = "sweep"
 	groupRequeue          = "requeue"
+	groupReopened         = "reopened"
 	groupReduceFailures   = "reduce_failures"
 	groupFailuresReduced  = "failures_reduced"
 	groupResultsExpired   = "results_expired"
 	groupRepaired         = "repaired"
 	groupUniqueKeys       = "unique_keys"
+	groupCallbackURL      = "callback_url"
 )
 
-// typesSeparator divides the types of a group.
-const typesSeparator = "|"
+// These divide the types, and the tags, of a group.
+const (
+	typesSeparator = "|"
+	tagsSeparator  = "\n"
+)
 
 // Aggregate is the hash aggregate:GROUP: the partial aggregates.
 //
@@ -184,6 +194,12 @@ const (
 //	                                              are the marker
 //	marker                   admit, promote,      type of its marker, '' after a resumption;
 //	                         sweep, lose          absent: it has none
+//	in_flight          jobs  setting              most entries of its jobs in ready streams; absent:
+//	                                              no bound
+//	places             jobs  admit, promote,      with a bound: how many entries they have
+//	                         outcome …
+//	held                     admit, promote       where the tenant is at its bound: types, * for its
+//	                                              due jobs; absent: nowhere
 //	look                     promote              number of its due jobs that the next promote
 //	                                              skips; absent: none
 //	w, n, s, t               admit, promote       the state of its limiter, as in the hash rate
@@ -202,6 +218,7 @@ const (
 	tenantRPS          = "rps"
 	tenantWeight       = "weight"
 	tenantBasePriority = "base_priority"
+	tenantInFlight     = "in_flight"
 	tenantPaused       = "paused"
 	tenantUnfinished   = "unfinished"
 	tenantActive       = "active"
@@ -264,8 +281,19 @@ const (
 //	                         promote …            in thousandths
 //	rs, rd             ms    admit                since when, and when last, a tenant was denied a
 //	                                              permit of the global limit
-//	q, q2, qf, qt, qx        quota                effective quota, the next one, from when (µs),
-//	                                              of which limit, and the fencing number
+//	total          permits   quota                the limit of all partitions, in a window; 0: none;
+//	                                              absent: the partition knows no limits
+//	q, q2, qf                quota                effective quota, the next one, and from when (µs)
+//	share                    quota                policy for unused shares: static or elastic
+//	rev                      quota                revision of the limits that were set
+//	types                    quota                the types with limits of their own, divided by bars
+//	type:TYPE                quota                whether a type has a rate (0 or 1), and its places
+//	                                              in this partition (-: no bound)
+//	places:TYPE              quota                the places of all partitions
+//	idle, idle_xw            quota                number of active tenants whose jobs all are held up
+//	                                              by limits of their types, and their part of xw
+//	qx, qs                   quota                fencing number and number of the last call
+//	qt                       quota                name of the limit, for processes of layout 2
 //	ranked                   policy               the ALPHA by which groups are ranked; '' or
 //	                                              absent: the fair queue; ?: policy has not
 //	                                              completed
@@ -273,6 +301,9 @@ const (
 const (
 	rateRanked = "ranked"
 )
+
+// TypeRate is the hash rate:TYPE: the rate of a type. Its fields w, n, s, t, rs, rd, total, q, q2 and qf
+// are as in the hash rate.
 
 // Congestion is the hash congestion:TENANT: statistics that expire.
 //
@@ -328,3 +359,81 @@ const (
 	watchRenewals   = "renewals"
 	watchSuspicious = "suspicious"
 )
+
+// OperationHash is the hash operation:ID: an operation on many groups.
+//
+//	field              unit  written by           meaning
+//	do, filter               enlist               what it does, and with which groups
+//	dry_run            1     enlist               it only counts
+//	tenant, by               enlist               the API key that has started it, and its tenant
+//	created, ended     ms    enlist, plan,        when it began and ended
+//	                         count, direct
+//	total                    enlist               how many groups it will examine, about
+//	state                    enlist, plan,        RUNNING, PAUSED, CANCELLING, COMPLETED, CANCELLED
+//	                         count, direct        or FAILED
+//	cursor                   plan                 where its next page begins
+//	seq                      plan                 the number of the page
+//	examined                 plan                 how many were compared with the filter
+//	page                     plan                 what it does now, as JSON; count deletes it
+//	planned                  plan, count          how many of the page match
+//	last               1     plan                 the page is the last one
+//	matched                  count                how many match on the pages that are counted: the
+//	                                              sum of the next two
+//	changed, skipped         count                how many were changed, and skipped
+//	skipped:REASON           count                how many were skipped for this reason
+//	examples:REASON          count                the ids of some of them
+//	error                    direct               why it was set aside
+const (
+	opDo         = "do"
+	opFilter     = "filter"
+	opDryRun     = "dry_run"
+	opTenant     = "tenant"
+	opBy         = "by"
+	opCreated    = "created"
+	opEnded      = "ended"
+	opTotal      = "total"
+	opState      = "state"
+	opCursor     = "cursor"
+	opSeq        = "seq"
+	opExamined   = "examined"
+	opPage       = "page"
+	opLast       = "last"
+	opMatched    = "matched"
+	opChanged    = "changed"
+	opSkipped    = "skipped"
+	opSkippedFor = "skipped:"  // a prefix
+	opExamples   = "examples:" // likewise
+	opError      = "error"
+)
+
+// CallbackHash is the hash callback:ID: a callback that is pending or dead. ID is that of the event.
+//
+//	field              unit  written by           meaning
+//	queue                    add_callbacks        the queue that it is in while it is pending
+//	tenant, group            add_callbacks        whose group it is, and the group
+//	type                     add_callbacks        of the event
+//	at                 ms    add_callbacks        when the group entered the status
+//	url                      add_callbacks        where it is sent; '': to the tenant's endpoint
+//	state                    all of them          pending or dead
+//	body                     add_callbacks        what is sent; absent: it is dead, or was: it is made
+//	                                              from the group when it is sent
+//	size            bytes    add_callbacks        of the body; 0: there is none
+//	attempt                  claim_callbacks,     the number of the last attempt; a higher one: it has
+//	                         settle_callback,     ended, and nobody may settle it
+//	                         redeliver
+//	tries                    settle_callback,     how many tries have failed since it was added or
+//	                         redeliver            redelivered
+//	next               ms    settle_callback,     when it is due, but while it is being sent; absent:
+//	                         redeliver            it is dead
+//	died               ms    add_callbacks,       when it died; absent: it is pending
+//	                         settle_callback
+//	error, answer            settle_callback,     why the last try has failed, or why it died, and the
+//	                         add_callbacks        beginning of the answer
+
+// Other hashes of callbacks:
+//
+//	key              field     written by             value
+//	endpoints        tenant    set_endpoint           the tenant's endpoint as JSON: see [Endpoint]
+//	callbacks:bytes  queue     add_callbacks,         the bytes of the bodies of its callbacks; absent:
+//	                           settle_callback,       it is empty
+//	                           repair_counter

@@ -36,13 +36,13 @@ func tables(t *testing.T) map[string][]string {
 			hash = "none"
 		}
 	}
-	require.ElementsMatch(t, []string{"payloads:GROUP", "failures:GROUP", "errors:GROUP", "codes:GROUP", "keys:GROUP"}, all["none"], "hashes with ordinals and codes for fields")
+	require.ElementsMatch(t, []string{"payloads:GROUP", "failures:GROUP", "errors:GROUP", "codes:GROUP", "keys:GROUP", "endpoints", "callbacks:bytes"}, all["none"], "hashes with ordinals, codes and names for fields")
 	for _, hash := range all["none"] {
 		all[hash] = []string{"ANY"}
 	}
 	delete(all, "none")
-	all["rebalance"] = all["watch"]
-	require.Len(t, all, 15)
+	all["rebalance"], all["rate:TYPE"] = all["watch"], all["rate"]
+	require.Len(t, all, 20)
 	return all
 }
 
@@ -91,8 +91,9 @@ func TestLayoutListsEveryField(t *testing.T) {
 		return err
 	}))
 	here := []string{
-		"name", "lane", "base_priority", "max_retries", "job_timeout", "run_at", "failure_threshold", "aggregate", "reduce_failures", // create takes them as they come
+		"name", "lane", "base_priority", "max_retries", "job_timeout", "run_at", "failure_threshold", "aggregate", "reduce_failures", "callback_url", // create takes them as they come
 		"throttles", "waited", // in lists of names
+		"do", "filter", "dry_run", "by", "total", // enlist likewise
 		"renewals", // the watcher's, through CountRenewal
 	}
 	for hash, fields := range all {

@@ -45,7 +45,9 @@ type Permit struct {
 
 // Denial names a tenant that a call refused a permit. Reason is "per_group" if the tenant has spent
 // its own limit or share, or what is left of it is kept for the tenant's other jobs. It is "global"
-// if all tenants of the partition together have spent its limit.
+// if all tenants of the partition together have spent its limit, "type" (of no tenant) if the type's
+// rate is used up, and "in_flight" if as many jobs of the tenant, or of the type, are ready or running
+// as may be.
 type Denial struct{ Tenant, Reason string }
 
 // refusal is the Go error for a code with which a script refuses a call. In text, the verbs %[1]v
@@ -75,15 +77,25 @@ var refusals = map[[2]string]refusal{
 		"group %[3]v: no failed job has one of these codes or ordinals: look at its failures", api.ErrConflict,
 	},
 	{"reopen", "MOVING"}: {
-		"group %[3]v: a retry of other jobs has just begun: wait until the group has ended", api.ErrConflict,
+		"group %[3]v: a retry of other jobs has just begun: wait until the group has ended", ErrMoving,
 	},
-	{"reopen", "NONE"}: {"group %[3]v: no job has failed, so there is nothing to retry", api.ErrConflict},
+	{"reopen", "NONE"}:        {"group %[3]v: no job has failed, so there is nothing to retry", api.ErrConflict},
+	{"plan", "FENCED"}:        {"plan operation %[3]v", ErrFenced},
+	{"count", "FENCED"}:       {"count operation %[3]v", ErrFenced},
+	{"direct", "NOOPERATION"}: {"operation %[3]v", api.ErrNotFound},
+	{"direct", "OVER"}:        {"operation %[3]v is %[1]v: there is nothing to %[4]v", api.ErrConflict},
+	{"enlist", "MANY"}:        {"%[1]v operations have not ended: cancel one, or wait for the end of one", api.ErrConflict},
+	{"enlist", "OWN"}:         {"%[1]v operations of your tenant have not ended: cancel one, or wait for the end of one", api.ErrConflict},
 	// The arguments of append (%[3]v to %[6]v) are the group, the limit, the request's number of
 	// jobs and its piece.
 	{"append", "GAP"}:    {"group %[3]v: piece %[6]v: %[1]v are there", ErrGap},
 	{"append", "SEALED"}: {"group %[3]v is %[1]v and takes no more jobs: start another group", api.ErrSealed},
 	{"append", "TOTAL"}: {
 		"group %[3]v: %[1]v jobs were announced, %[2]v are there, %[5]v more are too many", api.ErrConflict,
+	},
+	{"append", "TAGS"}: {
+		"group %[3]v: tags: the groups of a tenant may have at most %[2]v different tags, and %[1]v are there: use one " +
+			"that is there, or wait until groups with others have expired", api.ErrConflict,
 	},
 	{"append", "LIMIT"}: {
 		"group %[3]v: a group holds at most %[4]v jobs, %[1]v are there: start another group", api.ErrConflict,

@@ -11,20 +11,21 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
+	"github.com/bulkaction/bulkaction/internal/testkit/limittest"
 )
 
 // spending is a number of permits that was spent at a time (µs, Redis's clock).
 type spending struct{ at, n int64 }
 
 // holds checks that the spendings in log, ordered by time, never exceed what the limiter allows.
-func (w *world) holds(l ledger.Limit, log []spending) {
+func (w *world) holds(l limittest.Limit, log []spending) {
 	w.Helper()
 	require.Empty(w, exceeded(l, log), "%s, %d in %v: %v", l.Limiter, l.Permits, l.Window, log)
 }
 
 // exceeded describes the first place where spendings break the limiter's guarantee; "" if none
 // does.
-func exceeded(l ledger.Limit, log []spending) string {
+func exceeded(l limittest.Limit, log []spending) string {
 	width, windows := l.Window.Microseconds(), map[int64]int64{}
 	for i, s := range log {
 		windows[s.at/width] += s.n
@@ -75,7 +76,7 @@ func TestExceeded(t *testing.T) {
 func TestLimiters(t *testing.T) {
 	each(t, func(w *world, limiter string) {
 		random := rand.New(rand.NewPCG(1, uint64(len(limiter))))
-		for _, l := range []ledger.Limit{within(limiter, 10*time.Millisecond, 3), within(limiter, 40*time.Millisecond, 7), within(limiter, 20*time.Millisecond, 1), within(limiter, 30*time.Millisecond, 200)} {
+		for _, l := range []limittest.Limit{within(limiter, 10*time.Millisecond, 3), within(limiter, 40*time.Millisecond, 7), within(limiter, 20*time.Millisecond, 1), within(limiter, 30*time.Millisecond, 200)} {
 			v := newWorld(w, w.c, w.prefix+fmt.Sprint(l.Permits)+":")
 			v.backlog("acme", "T", 600)
 			var log []spending
@@ -112,6 +113,7 @@ func TestLimitersWhenTheClockJumps(t *testing.T) {
 			for _, spent := range []int64{0, 4, 6} {
 				v := newWorld(w, w.c, fmt.Sprint(w.prefix, i, ".", spent, ":"))
 				v.backlog("acme", "T", 100)
+				v.use(l)
 				start := v.now()
 				at := start + ahead.Microseconds()
 				var state []any
@@ -159,7 +161,7 @@ func TestLimitersWhenTheClockJumps(t *testing.T) {
 // countsUntil returns the time (µs) until which a spending counts whose recorded time `at` lies in
 // the future, because the clock was set back; first is when a script sees it for the first time. It
 // returns 0 with the token limiter, for which the test does not check it.
-func countsUntil(l ledger.Limit, at, first int64) int64 {
+func countsUntil(l limittest.Limit, at, first int64) int64 {
 	width := l.Window.Microseconds()
 	switch l.Limiter {
 	case ledger.LimiterFixed:
@@ -174,12 +176,12 @@ func countsUntil(l ledger.Limit, at, first int64) int64 {
 }
 
 // TestLimitersWhenTheLimitChanges: a limit changes within a window. After 5 permits of 10 and 3 of
-// 20, limits of 1 and 2 give none, and a limit of 20 gives 12; with the token limiter 7, because
-// what was spent counts as the same part of the bucket.
+// 20, limits of 1 and 2 give none, and a limit of 20 gives 12; with the token limiter none, because
+// the bucket keeps its permits only as far as they fit, and fills from there.
 func TestLimitersWhenTheLimitChanges(t *testing.T) {
 	each(t, func(w *world, limiter string) {
 		w.backlog("acme", "T", 200)
-		of := func(n int64) ledger.Limit { return within(limiter, limit(1).Window, n) }
+		of := func(n int64) limittest.Limit { return within(limiter, limit(1).Window, n) }
 		admit := func(most int, n int64) int { return w.admit("T", most, of(n)).Moved }
 		require.Equal(w, 5, admit(5, 10))
 		require.Equal(w, 3, admit(3, 20))
@@ -189,8 +191,8 @@ func TestLimitersWhenTheLimitChanges(t *testing.T) {
 		for range 5 {
 			rest += admit(10, 20)
 		}
-		if limiter == ledger.LimiterToken { // half of a bucket of 10 was used, then 3 of a bucket of 20
-			require.Equal(w, 7, rest)
+		if limiter == ledger.LimiterToken {
+			require.Zero(w, rest)
 		} else {
 			require.Equal(w, 12, rest)
 		}
@@ -230,7 +232,7 @@ func TestLimitersOfATenantsOwn(t *testing.T) {
 		w.backlog("a", "T", 300)
 		w.backlog("b", "T", 0)
 		w.set("a", rps(100))
-		for _, l := range []ledger.Limit{within(limiter, window, 0), within(limiter, window, 1000)} {
+		for _, l := range []limittest.Limit{within(limiter, window, 0), within(limiter, window, 1000)} {
 			w.append("b", 300)
 			var log []spending
 			others := int64(0)
@@ -265,7 +267,7 @@ func TestLimitersOfATenantsOwn(t *testing.T) {
 func TestRateOfShortWindows(t *testing.T) {
 	t.Parallel()
 	for window, want := range map[time.Duration]int64{10 * time.Millisecond: 1, 100 * time.Millisecond: 5, 250 * time.Millisecond: 12, 10 * time.Second: 500} {
-		require.Equal(t, want, ledger.Rate{RPS: 50, Window: window}.PerWindow(), window)
+		require.Equal(t, want, ledger.Meter{Window: window}.PerWindow(50), window)
 	}
 }
 
@@ -284,36 +286,48 @@ func TestRate(t *testing.T) {
 		{17, time.Second, 16, 17, 1},
 		{1, 10 * time.Millisecond, 1, 1, 1}, // at least one permit a window
 	} {
-		r := ledger.Rate{RPS: c.rps, Window: c.window}
-		require.Equal(t, c.perWindow, r.PerWindow(), "%+v", c)
-		require.Equal(t, c.rpsOf, r.RPSOf(c.partitions), "%+v", c)
-		sum := int64(0)
-		for i := range c.partitions {
-			part := r.Of(i, c.partitions)
-			require.Equal(t, c.window, part.Window)
-			require.Equal(t, c.perWindow, part.Permits, "of all partitions together: %+v", c)
-			require.Equal(t, c.partitions > 1, part.Tag != "", "what is divided has a name: %+v", c)
-			sum += part.Part
-		}
-		require.Equal(t, c.perWindow, sum, "the parts add up to the whole: %+v", c)
+		require.Equal(t, c.perWindow, ledger.Meter{Window: c.window}.PerWindow(c.rps), "%+v", c)
+		require.Equal(t, c.rpsOf, ledger.RPSOf(c.rps, c.partitions), "%+v", c)
 	}
 }
 
-// quota sets a partition's quota to `permits`, effective at once, and returns it. If permits is -1,
-// it leaves the quota as it is, and only stores the fencing number `fence`: smaller ones are
-// refused.
-func (w *world) quota(fence int64, l ledger.Limit, permits int64) ledger.Quota {
+// quota gives a partition `permits` of the limit, effective at once, and returns what it has.
+func (w *world) quota(fence int64, l limittest.Limit, permits int64) ledger.Part {
 	w.Helper()
-	return w.increase(fence, l, permits, ledger.Increase{})
+	return w.increase(fence, l, ledger.Increase{To: permits})
 }
 
-// increase sets a partition's quota to `permits`, which becomes effective as terms say, and returns
-// it.
-func (w *world) increase(fence int64, l ledger.Limit, permits int64, terms ledger.Increase) ledger.Quota {
+// increase gives a partition a part of the limit, which becomes effective as terms say, and returns
+// what it has.
+func (w *world) increase(fence int64, l limittest.Limit, to ledger.Increase) ledger.Part {
 	w.Helper()
-	p, err := ledger.SetQuota(w.Context(), w.c, w.p, fence, l, permits, terms)
+	r, err := w.setParts(fence, l, to)
 	require.NoError(w, err)
-	return p
+	require.False(w, r.Fenced)
+	return r.Of[0]
+}
+
+func (w *world) setParts(fence int64, l limittest.Limit, to ledger.Increase) (ledger.Parts, error) {
+	w.limits.last = fmt.Sprint(l) // what follows uses this part
+	return ledger.SetParts(w.Context(), w.c, w.p, ledger.Order{Fence: fence}, l.Meter, []ledger.Limit{{Total: l.Permits}},
+		ledger.Terms{Share: l.Share, Partitions: 4, To: []ledger.Increase{to}})
+}
+
+// part reads what a partition has of the limit. From then on, calls with a lower fence are refused.
+func (w *world) part(fence int64, l limittest.Limit) ledger.Part {
+	w.Helper()
+	r, err := ledger.ReadParts(w.Context(), w.c, w.p, ledger.Order{Fence: fence}, l.Meter, []ledger.Limit{{Total: l.Permits}})
+	require.NoError(w, err)
+	require.False(w, r.Fenced)
+	return r.Of[0]
+}
+
+// late says whether a call is refused because a later one has come.
+func (w *world) late(at ledger.Order, l limittest.Limit) bool {
+	w.Helper()
+	r, err := ledger.ReadParts(w.Context(), w.c, w.p, at, l.Meter, []ledger.Limit{{Total: l.Permits}})
+	require.NoError(w, err)
+	return r.Fenced
 }
 
 // TestQuota: a lower quota is effective at once. Permits of the reduction that are spent already
@@ -321,42 +335,56 @@ func (w *world) increase(fence int64, l ledger.Limit, permits int64, terms ledge
 func TestQuota(t *testing.T) {
 	both(t, func(w *world) {
 		l := limit(40)
-		l.Part, l.Tag = 10, "40 of 4"
 		w.backlog("acme", "T", 200)
 		over := func() { // ends the window
 			require.NoError(w, w.c.HSet(w.Context(), w.p.Rate(), "qf", 1).Err())
 			w.newWindow("acme")
 		}
 		end := l.Window.Microseconds()
-		require.Equal(w, ledger.Quota{Effective: 10, Demand: 200, Active: 1}, w.quota(1, l, -1), "its first quota")
+		has := func(total, held, from, demand, quota int64) ledger.Part {
+			return ledger.Part{Total: total, Held: held, FromUS: from, Demand: demand, Quota: quota}
+		}
+		w.limits.last = fmt.Sprint(l)
+		require.Equal(w, ledger.AdmitUnset, w.admit("T", 10, l).State, "it knows no limit yet")
+		require.Equal(w, has(-1, 10, 0, 200, 10), w.quota(1, l, 10), "its first quota")
 		require.Equal(w, map[string]int64{"acme": 10}, w.exhaust("T", 100, l))
-		require.Equal(w, ledger.Quota{Effective: 3, FromUS: end, Demand: 190, Active: 1}, w.quota(1, l, 3), "all is spent")
+		require.Equal(w, has(40, 10, end, 190, 3), w.quota(1, l, 3), "all is spent")
 		w.unchanged(func() { w.quota(1, l, 3) })
 		over()
 		require.Equal(w, map[string]int64{"acme": 3}, w.exhaust("T", 100, l))
 
-		terms := ledger.Increase{NotBeforeUS: end, AtOnce: 4}
-		require.Equal(w, ledger.Quota{Effective: 7, FromUS: end, Demand: 187, Active: 1}, w.increase(1, l, 20, terms))
-		w.unchanged(func() { w.increase(1, l, 20, terms) })
+		terms := ledger.Increase{To: 20, NotBeforeUS: end, AtOnce: 4}
+		require.Equal(w, has(40, 7, end, 187, 7), w.increase(1, l, terms))
+		w.unchanged(func() { w.increase(1, l, terms) })
 		require.Equal(w, map[string]int64{"acme": 4}, w.exhaust("T", 100, l), "so much at once")
 		over()
 		require.Equal(w, 5, w.admit("T", 5, l).Moved)
-		require.Equal(w, ledger.Quota{Effective: 8, Freed: 12, Demand: 178, Active: 1}, w.quota(1, l, 8), "what was not spent can be given away now")
-		require.Equal(w, ledger.Quota{Effective: 2, Freed: 3, FromUS: end, Demand: 178, Active: 1}, w.quota(1, l, 2), "a part of it")
+		require.Equal(w, has(40, 8, 0, 178, 8), w.quota(1, l, 8), "what was not spent can be given away now")
+		require.Equal(w, has(40, 5, end, 178, 2), w.quota(1, l, 2), "a part of it")
 		require.Empty(w, w.exhaust("T", 100, l))
 		over()
 
-		require.Equal(w, int64(2), w.quota(2, l, -1).Effective)
-		w.unchanged(func() { require.True(w, w.quota(1, l, 40).Fenced, "another rebalances by now") })
-		w.quota(2, l, 0)
+		require.Equal(w, int64(2), w.part(2, l).Quota)
+		w.unchanged(func() { require.True(w, w.late(ledger.Order{Fence: 1, Step: 9}, l), "another leads by now") })
+		require.False(w, w.late(ledger.Order{Fence: 2, Step: 5}, l))
+		w.unchanged(func() { require.True(w, w.late(ledger.Order{Fence: 2, Step: 4}, l), "it comes too late") })
+		w.quota(3, l, 0)
 		require.Empty(w, w.exhaust("T", 100, l), "it has nothing")
-		w.quota(2, l, 6)
+		w.quota(3, l, 6)
 		require.Equal(w, map[string]int64{"acme": 6}, w.exhaust("T", 100, l))
 
-		other := l // another limit starts with equal quotas
-		other.Permits, other.Part, other.Tag = 80, 20, "80 of 4"
 		over()
+		other := l
+		other.Permits = 80
+		require.Equal(w, has(40, 6, 0, 172, 6), w.quota(3, other, ledger.Keep), "what changes nothing records nothing")
+		require.Equal(w, has(40, 20, 0, 172, 20), w.quota(3, other, 20))
+		require.Equal(w, has(80, 20, 0, 172, 20), w.part(3, other))
 		require.Equal(w, map[string]int64{"acme": 20}, w.exhaust("T", 100, other))
+		none := l
+		none.Permits = 0
+		w.quota(3, none, 0)
+		require.Equal(w, map[string]int64{"acme": 152}, w.exhaust("T", 100, none), "there is no limit")
+		require.Equal(w, has(0, 20, end, 0, 4), w.quota(3, l, 4), "what was counted before is still held")
 	})
 }
 
@@ -364,8 +392,8 @@ func TestQuota(t *testing.T) {
 // jobs, no jobs that are due later, and no jobs that the workers have no capacity for.
 func TestQuotaDemand(t *testing.T) {
 	both(t, func(w *world) {
-		l := ledger.Rate{RPS: 100, Window: time.Second}.Of(0, 2)
-		demand := func() int64 { return w.quota(1, l, -1).Demand }
+		l := limit(100)
+		demand := func() int64 { return w.part(0, l).Demand }
 		require.Zero(w, demand())
 		w.due("due", "a", "T", 10)
 		w.due("later", "b", "T", float64(time.Now().Add(time.Hour).UnixMilli()))
@@ -380,81 +408,85 @@ func TestQuotaDemand(t *testing.T) {
 }
 
 // TestQuotaIsNeverExceeded: four partitions admit jobs while permits move between them at random.
-// Together they never exceed the limit, although other processes take over rebalancing, and calls
-// are repeated or come too late. A rebalancer takes permits from a partition before it gives them
-// to another, and makes no change until the last one is effective.
+// Together they never exceed the limit, although other processes take over the leadership, and calls
+// are repeated or come too late. A leader takes permits from a partition before it gives them to
+// another, and makes no change until the last one is effective.
 func TestQuotaIsNeverExceeded(t *testing.T) {
 	each(t, func(w *world, limiter string) {
 		for run := range 3 {
-			rate := ledger.Rate{RPS: 400, Window: 40 * time.Millisecond, Limiter: limiter, Share: []string{ledger.ShareElastic, ledger.ShareStatic}[run%2]}
+			l := within(limiter, 40*time.Millisecond, 16)
+			l.Share = []string{ledger.ShareElastic, ledger.ShareStatic}[run%2]
 			v := newWorld(w, w.c, fmt.Sprint(w.prefix, limiter, run, ":"))
-			v.divideAtRandom(rate, rand.New(rand.NewPCG(uint64(run), 7)))
+			v.divideAtRandom(l, rand.New(rand.NewPCG(uint64(run), 7)))
 		}
 	})
 }
 
-func (w *world) divideAtRandom(rate ledger.Rate, random *rand.Rand) {
+func (w *world) divideAtRandom(l limittest.Limit, random *rand.Rand) {
 	w.Helper()
 	const n = 4
 	parts := w.partitionsOf(n)
 	for i, p := range parts {
+		p.quota(1, l, l.Permits/n)
 		p.backlog(fmt.Sprint("tenant", i), "T", 400)
 	}
-	of := func(i int) ledger.Limit { return rate.Of(i, n) }
 	fence, moves := int64(1), 0
 	var log []spending
-	for end := w.now() + 12*rate.Window.Microseconds(); w.now() < end || len(log) < 6 || moves == 0; {
+	for end := w.now() + 12*l.Window.Microseconds(); w.now() < end || len(log) < 6 || moves == 0; {
 		i, j := random.IntN(n), random.IntN(n)
 		switch random.IntN(8) {
 		case 0: // another process becomes leader
 			fence++
 		case 1: // the former leader calls too late
-			parts[i].quota(fence, of(i), -1)
-			require.True(w, parts[i].quota(fence-1, of(i), rate.PerWindow()).Fenced)
+			parts[i].part(fence, l)
+			r, err := parts[i].setParts(fence-1, l, ledger.Increase{To: l.Permits})
+			require.NoError(w, err)
+			require.True(w, r.Fenced)
 		case 2, 3: // moves quota from one partition to another
-			if moveAtRandom(parts, of, fence, i, j, random) {
+			if moveAtRandom(parts, l, fence, i, j, random) {
 				moves++
 			}
 		default:
-			if r := parts[i].admit("T", 1+random.IntN(12), of(i)); r.Moved > 0 {
+			if r := parts[i].admit("T", 1+random.IntN(12), l); r.Moved > 0 {
 				log = append(log, spending{r.AtUS, int64(r.Moved)})
 				parts[i].read("T", "c")
 			}
 		}
 		if random.IntN(4) == 0 {
-			w.pass(time.Duration(random.Int64N(int64(rate.Window) / 8)))
+			w.pass(time.Duration(random.Int64N(int64(l.Window) / 8)))
 		}
 	}
 	slices.SortFunc(log, func(a, b spending) int { return cmp.Compare(a.at, b.at) })
-	w.holds(of(0), log)
+	w.holds(l, log)
 }
 
 // moveAtRandom takes permits from one partition and gives the unassigned ones to another partition,
 // perhaps by the same call twice, or stops in between. It does nothing and returns false if an
 // earlier change is not effective yet.
-func moveAtRandom(parts []*world, of func(int) ledger.Limit, fence int64, from, to int, random *rand.Rand) bool {
-	free, have := of(0).Permits, make([]int64, len(parts))
+func moveAtRandom(parts []*world, l limittest.Limit, fence int64, from, to int, random *rand.Rand) bool {
+	free, have := l.Permits, make([]int64, len(parts))
 	for i, p := range parts {
-		now := p.quota(fence, of(i), -1)
+		now := p.part(fence, l)
 		if now.FromUS != 0 {
 			return false // a change has not become effective yet
 		}
-		have[i] = now.Effective
-		free -= now.Effective
+		have[i] = now.Held
+		free -= now.Held
 	}
 	require.GreaterOrEqual(parts[0], free, int64(0), "the parts of %v", have)
 	less := random.Int64N(have[from] + 1)
-	taken := parts[from].quota(fence, of(from), less)
+	taken := parts[from].quota(fence, l, less)
 	if random.IntN(4) == 0 || from == to {
 		return true
 	}
-	terms := ledger.Increase{NotBeforeUS: taken.FromUS, AtOnce: random.Int64N(free + taken.Freed + 1)}
-	all := have[to] + have[from] - less + free
-	if of(0).Limiter == ledger.LimiterSliding { // the rest is free when it has fallen out of the span
-		all = have[to] + terms.AtOnce
+	terms := ledger.Increase{
+		To: have[to] + have[from] - less + free, NotBeforeUS: taken.FromUS, AtOnce: random.Int64N(free + have[from] - taken.Held + 1),
+	}
+	if l.Limiter == ledger.LimiterSliding { // the rest is free when it has fallen out of the span
+		terms.To = have[to] + terms.AtOnce
 	}
 	for range 1 + random.IntN(2) {
-		parts[to].increase(fence, of(to), all, terms)
+		parts[to].increase(fence, l, terms)
 	}
 	return true
 }

@@ -250,6 +250,12 @@ func init() {
 			w.c.ZAdd(w.Context(), w.p.Open(), redis.Z{Member: "g"})
 			return w.repairing("g", nil)
 		}},
+		scene{"repair a group on wrong lists of tags", false, func(w *world) act {
+			w.submit(tagged("g", "a=1", "b=2"), tagged("h", "c=3"))
+			w.c.ZRem(w.Context(), w.p.Tagged("acme", "a=1"), "g")
+			w.c.ZAdd(w.Context(), w.p.Tagged("acme", "c=3"), redis.Z{Score: 1, Member: "g"})
+			return w.repairing("g", nil)
+		}},
 		scene{"repair_counter", false, func(w *world) act {
 			w.fill("g", 2, "acme", "T")
 			w.c.SRem(w.Context(), w.p.Active(), "acme")

@@ -386,6 +386,10 @@ func (m *model) actSet() {
 		base := int64(m.upTo(100_000))
 		s.BasePriority = &base
 	}
+	if m.chance("in flight") {
+		bound := int64(m.upTo(3) + 1)
+		s.InFlight = &bound
+	}
 	m.set(rapid.SampledFrom(owners).Draw(m.rt, "tenant"), s)
 }
 

@@ -77,14 +77,14 @@ func equal[T comparable](m *model, want, got T, format string, args ...any) {
 	}
 }
 
-// totals counts the jobs that check has found, by tenant or type.
-type totals struct{ active, unfinished, congested, waiting, nonReady map[string]int64 }
+// totals counts the jobs that check has found, by tenant or type; entries are those of ready streams.
+type totals struct{ active, unfinished, congested, waiting, nonReady, entries map[string]int64 }
 
 // check compares Redis with the reference: states, counts, results, and all redundant data, such as
 // indexes and counters. Each job must be at the location that fits its state.
 func (m *model) check() {
 	s := m.look()
-	n := totals{map[string]int64{}, map[string]int64{}, map[string]int64{}, map[string]int64{}, map[string]int64{}}
+	n := totals{map[string]int64{}, map[string]int64{}, map[string]int64{}, map[string]int64{}, map[string]int64{}, map[string]int64{}}
 	lie := map[string][]string{} // where each job lies, by group and ordinal
 	for _, g := range groups {
 		lie[g] = make([]string, len(m.reference.groups[g].jobs))
@@ -122,7 +122,8 @@ func (m *model) check() {
 	}
 	for typ, entries := range s.ready {
 		for _, e := range entries.Val() {
-			d, _ := note("R", ledger.MessageBlob(e.Values))
+			d, tenant := note("R", ledger.MessageBlob(e.Values))
+			n.entries[tenant]++
 			equal(m, typ, d.Type, "type in its stream")
 			j := m.reference.groups[d.Group].jobs[d.Ordinal]
 			if at := &lie[d.Group][d.Ordinal]; m.torn && (*at == "RR" || (!j.owned(d.Attempt) && !j.is(ledger.InFlight, d.Attempt+1))) {
@@ -145,6 +146,12 @@ func (m *model) check() {
 		equal(m, [3]int64{n.active[tenant], n.unfinished[tenant], n.congested[tenant]},
 			[3]int64{number(h["active"]), number(h["unfinished"]), number(h["congested"])}, "active, unfinished and congested of %s", tenant)
 		equal(m, n.active[tenant] > 0 && h["paused"] == "", is, "whether %s is active", tenant)
+		if h["in_flight"] == "" {
+			n.entries[tenant] = 0
+		}
+		if !m.torn { // an entry that was put back counts nowhere
+			equal(m, n.entries[tenant], number(h["places"]), "places of %s", tenant)
+		}
 		if weight, err := strconv.ParseFloat(h["weight"], 64); err == nil && is {
 			extra += int64(math.Floor((weight-1)*1000 + 0.5))
 		}

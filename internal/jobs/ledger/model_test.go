@@ -14,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
+	"github.com/bulkaction/bulkaction/internal/testkit/limittest"
 	"github.com/bulkaction/bulkaction/internal/testkit/rapidtest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
@@ -58,7 +59,7 @@ func checkModel(rt *rapid.T, c *redis.Client) {
 		if rapid.Bool().Draw(rt, "empty") {
 			m.create(g, m.tenantOf(g), "T", fields...)
 		} else {
-			m.bear(g, fields...)
+			m.bear(g, append(fields, "tags", "all=yes\nof="+g)...)
 		}
 	}
 	for range 2 {
@@ -213,11 +214,22 @@ func (m *model) end(group string) {
 	b.sealed = true
 }
 
-func (m *model) limit() ledger.Limit {
-	if !m.chance("limited") {
-		return noLimit
+func (m *model) limit() limittest.Limit {
+	l := noLimit
+	if m.chance("limited") {
+		l = limit(int64(m.upTo(4)) + 1)
 	}
-	l := limit(int64(m.upTo(4)) + 1)
+	for _, typ := range types {
+		if m.chance("places of a type") {
+			l.Types = append(l.Types, ledger.Limit{Type: typ, Places: true, Total: int64(m.upTo(4)) + 1})
+		}
+		if m.chance("rate of a type") {
+			l.Types = append(l.Types, ledger.Limit{Type: typ, Total: int64(m.upTo(4)) + 1})
+		}
+	}
+	if l.Permits == 0 {
+		return l
+	}
 	l.Limiter = rapid.SampledFrom(limiters).Draw(m.rt, "limiter")
 	l.Share = rapid.SampledFrom([]string{ledger.ShareStatic, ledger.ShareElastic}).Draw(m.rt, "share")
 	return l
@@ -241,7 +253,8 @@ func (m *model) actPromote() {
 }
 
 // admitJobs admits jobs, and copies into the reference which jobs the script chose; see moved.
-func (m *model) admitJobs(limitOfReady int, typ string, most int, l ledger.Limit) ledger.AdmitReply {
+func (m *model) admitJobs(limitOfReady int, typ string, most int, l limittest.Limit) ledger.AdmitReply {
+	defer m.inBounds(l)()
 	r := m.admitBelow(limitOfReady, typ, most, l)
 	if r.Moved+r.NonReady > 0 {
 		require.Equal(m, map[ledger.Letter]int{ledger.Ready: r.Moved, ledger.NonReady: r.NonReady}, m.moved(ledger.Waiting, typ))
@@ -251,9 +264,44 @@ func (m *model) admitJobs(limitOfReady int, typ string, most int, l ledger.Limit
 
 // bringBack promotes due jobs, and copies into the reference which jobs the script chose; see
 // moved.
-func (m *model) bringBack(caps map[string]int, l ledger.Limit) {
+func (m *model) bringBack(caps map[string]int, l limittest.Limit) {
+	defer m.inBounds(l)()
 	if r := m.promoteBelow(caps, l); r.Moved > 0 {
 		require.Equal(m, map[ledger.Letter]int{ledger.Ready: r.Moved, ledger.NonReady: 0}, m.moved(ledger.NonReady, types...))
+	}
+}
+
+// inBounds returns a function that checks that entries were added only below the bounds of tenants and
+// types.
+func (m *model) inBounds(l limittest.Limit) func() {
+	entries := func() map[string]int64 {
+		n := map[string]int64{}
+		for _, typ := range types {
+			for _, e := range m.c.XRange(m.Context(), m.p.Ready(typ), "-", "+").Val() {
+				d, err := ledger.ParseJob(ledger.MessageBlob(e.Values))
+				require.NoError(m, err)
+				n["type "+typ]++
+				n["tenant "+m.tenantOf(d.Group)]++
+			}
+		}
+		return n
+	}
+	before, bounds := entries(), map[string]int64{}
+	for _, limit := range l.Types {
+		if limit.Places {
+			bounds["type "+limit.Type] = limit.Total
+		}
+	}
+	for _, tenant := range owners {
+		if bound := number(m.c.HGet(m.Context(), m.p.Tenant(tenant), "in_flight").Val()); bound > 0 && !m.torn {
+			bounds["tenant "+tenant] = bound
+		}
+	}
+	return func() {
+		after := entries()
+		for of, bound := range bounds {
+			require.LessOrEqual(m, after[of], max(before[of], bound), "entries of %s, bound %d, before %d", of, bound, before[of])
+		}
 	}
 }
 
@@ -302,7 +350,7 @@ for i, key in ipairs(KEYS) do
 end`)
 
 func (m *model) timePasses() {
-	keys := []string{m.p.NonReady(), m.p.RateLimited("T"), m.p.RateLimited("U"), m.p.Scheduled(), m.p.Rate()}
+	keys := []string{m.p.NonReady(), m.p.RateLimited("T"), m.p.RateLimited("U"), m.p.Scheduled(), m.p.Rate(), m.p.RateOf("T"), m.p.RateOf("U")}
 	for _, tenant := range owners {
 		keys = append(keys, m.p.NonReadyOf(tenant), m.p.Tenant(tenant))
 	}
@@ -634,7 +682,7 @@ func (l *reference) advance(group string) (n int) {
 			b.status = "DISPATCHED"
 		case b.status == "DISPATCHED" && (b.started || all):
 			b.status = "RUNNING"
-		case b.status == "RUNNING" && all:
+		case b.status == "RUNNING" && all && !b.requeue:
 			b.status = "AGGREGATING"
 		case b.status == "AGGREGATING" && reduced == by["done"] && by["failed"] > 0 && by["failed"] == int64(len(b.jobs)):
 			b.status, b.paused = "FAILED", false

@@ -25,6 +25,9 @@ type OutboxEntry struct {
 	Round string
 	Moves []Move
 	Err   error // the entry can't be read, and the fields above mean nothing
+	// Endpoint is the callback endpoint of the group's tenant. With EndpointErr it can't be read.
+	Endpoint    Endpoint
+	EndpointErr error
 
 	values map[string]any
 }
@@ -53,21 +56,43 @@ func (e *OutboxEntry) Text() string { return fmt.Sprint(e.values) }
 
 // ReadOutbox reads the oldest entries of the outbox, at most n of them, in at most two round trips.
 func ReadOutbox(ctx context.Context, c redis.Cmdable, p keyspace.Partition, n int) ([]OutboxEntry, error) {
-	entries, err := c.XRangeN(ctx, p.Outbox(), "-", "+", int64(n)).Result()
+	var read *redis.XMessageSliceCmd
+	var endpoints *redis.IntCmd
+	_, _ = c.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+		read, endpoints = pipe.XRangeN(ctx, p.Outbox(), "-", "+", int64(n)), pipe.HLen(ctx, p.Endpoints())
+		return nil
+	})
+	entries, err := read.Result()
+	if err == nil && (call.IsUnavailable(endpoints.Err()) || ctx.Err() != nil) {
+		err = errors.Join(endpoints.Err(), ctx.Err()) // otherwise callbacks would be lost
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read outbox: %w", err)
 	}
 	all, hashes := make([]OutboxEntry, len(entries)), make([]map[string]string, len(entries))
 	parts := map[string]groupParts{} // of the groups that may have some
-	var having []string
+	var having, tenants []string
 	for i, e := range entries {
 		id, _ := e.Values["group"].(string)
 		all[i], hashes[i] = outboxEntry(e, id)
+		tenants = append(tenants, hashes[i][groupTenant])
 		if _, known := parts[id]; !known && (hashes[i][groupAggregate] != "" || integer(hashes[i][groupFailed]) > 0) {
 			parts[id], having = groupParts{}, append(having, id)
 		}
 	}
-	reads, err := pipelined(ctx, c, having, func(pipe redis.Pipeliner, id string) groupParts { return readParts(ctx, pipe, p, id) })
+	var configured *redis.SliceCmd
+	reads := make([]groupParts, len(having))
+	if ask := len(entries) > 0 && endpoints.Val() > 0; ask || len(having) > 0 {
+		_, err = c.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+			for i, id := range having {
+				reads[i] = readParts(ctx, pipe, p, id)
+			}
+			if ask {
+				configured = pipe.HMGet(ctx, p.Endpoints(), tenants...)
+			}
+			return nil
+		})
+	}
 	if err != nil && (call.IsUnavailable(err) || ctx.Err() != nil) {
 		return nil, fmt.Errorf("read groups of the outbox: %w", err)
 	} // any other error is of one group
@@ -81,6 +106,10 @@ func ReadOutbox(ctx context.Context, c redis.Cmdable, p keyspace.Partition, n in
 		}
 		all[i].Err = errors.Join(all[i].Err, of.codes.Err(), of.aggregate.Err())
 		all[i].setGroups(hashes[i], of)
+		all[i].EndpointErr = endpoints.Err()
+		if configured != nil {
+			all[i].Endpoint, all[i].EndpointErr = parseEndpoint(values(configured.Val()).str(i))
+		}
 	}
 	return all, nil
 }

@@ -30,21 +30,23 @@ var (
 func Lead(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, watcher string, lease time.Duration,
 ) (fence int64, err error) {
-	return acquireLease(ctx, c, p, watcher, lease, "watch")
+	return acquireLease(ctx, c, p, watcher, lease, "watch", 0)
 }
 
 // LeadRebalancing does the same as Lead for the quota rebalancer, the process that rebalances the
-// quotas of all partitions. Call it on partition 0.
+// quotas of all partitions. Call it on partition 0. The fencing number is higher than above: the
+// highest one that a partition is known to have seen.
 func LeadRebalancing(
-	ctx context.Context, c redis.Cmdable, p keyspace.Partition, process string, lease time.Duration,
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, process string, lease time.Duration, above int64,
 ) (fence int64, err error) {
-	return acquireLease(ctx, c, p, process, lease, "rebalance")
+	return acquireLease(ctx, c, p, process, lease, "rebalance", above)
 }
 
 func acquireLease(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, process string, length time.Duration, scope string,
+	above int64,
 ) (int64, error) {
-	r := run(ctx, c, lead, p, process, length.Milliseconds(), scope)
+	r := run(ctx, c, lead, p, process, length.Milliseconds(), scope, above)
 	fence, _ := r.Number(), r.Duration()
 	return call.Done(r, fence)
 }

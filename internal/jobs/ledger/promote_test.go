@@ -282,7 +282,7 @@ func TestPromoteCap(t *testing.T) {
 	both(t, func(w *world) {
 		w.nonReady("g", 5)
 		args := ledger.PromoteArgs{
-			Most: 100, Limit: noLimit, Seed: seed, FullWait: time.Hour, Cap: 2, Caps: map[string]int{"U": 1000},
+			Most: 100, Meter: w.use(noLimit), Seed: seed, FullWait: time.Hour, Cap: 2, Caps: map[string]int{"U": 1000},
 		}
 		promote := func() ledger.PromoteReply {
 			r, err := ledger.Promote(w.Context(), w.c, w.p, args)

@@ -18,6 +18,42 @@ func (w *world) reopen(group string) (int, error) {
 	return ledger.Reopen(w.Context(), w.c, w.p, group, "", ledger.RetryChoice{})
 }
 
+// TestRetryMore: the pages of an operation add failed jobs to the round that the first one has opened,
+// until the group has ended; nobody else does, and a repeated page changes nothing.
+func TestRetryMore(t *testing.T) {
+	both(t, func(w *world) {
+		w.failed("g", 4)
+		more := func(operation, page string, jobs ...int64) error {
+			return ledger.RetryMore(w.Context(), w.c, w.p, "g", operation, page, ledger.RetryChoice{Jobs: jobs})
+		}
+		require.NoError(w, more("o", "1", 0))
+		require.ErrorIs(w, more("o", "2", 1), ledger.ErrMoving)
+		w.requeue("g")
+		require.NoError(w, more("o", "2", 1))
+		require.NoError(w, more("o", "2", 1), "the same page")
+		require.ErrorIs(w, more("p", "1", 2), api.ErrConflict, "another operation")
+		w.requeue("g")
+		require.ErrorIs(w, more("p", "1", 2), api.ErrConflict)
+		_, err := w.reopen("g")
+		require.ErrorIs(w, err, api.ErrConflict, "a command")
+		w.advance("g")
+		require.Equal(w, map[string]int64{"waiting": 2, "failed": 2}, w.ledger("g"))
+		w.admit("T", 4, noLimit)
+		jobs := w.read("T", "c")
+		w.start("T", jobs)
+		require.NoError(w, more("o", "3", 2), "it runs")
+		w.outcome("T", done(jobs...))
+		w.reduceAll()
+		w.advance("g")
+		require.Equal(w, "RUNNING", w.status("g"), "the group waits for the third page")
+		w.requeue("g")
+		require.Equal(w, int64(1), w.ledger("g")["waiting"])
+		require.NoError(w, ledger.Cancel(w.Context(), w.c, w.p, "g"))
+		require.ErrorIs(w, more("o", "4", 3), api.ErrConflict, "it has ended")
+		require.NoError(w, more("o", "3", 2), "a repeated page")
+	})
+}
+
 func TestReopenAndRequeue(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

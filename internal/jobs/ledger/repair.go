@@ -13,10 +13,10 @@ import (
 )
 
 var (
-	repair          = script("repair/repair", "signals", "priority", "fair_queue", "non_ready")
+	repair          = script("repair/repair", "signals", "priority", "fair_queue", "non_ready", "tags")
 	repairCounter   = script("repair/repair_counter", "tenants")
-	repairMisplaced = script("repair/repair_misplaced", "signals", "states", "blob", "non_ready")
-	lose            = script("jobs/lose", "signals", "states", "blob", "tenants", "priority", "fair_queue", "endings")
+	repairMisplaced = script("repair/repair_misplaced", "signals", "states", "blob", "non_ready", "places")
+	lose            = script("jobs/lose", "signals", "states", "blob", "tenants", "priority", "fair_queue", "endings", "places")
 )
 
 // RepairGroup corrects the counts of a group, and the lists that name it. It adds each difference
@@ -40,13 +40,14 @@ func RepairGroup(
 	return call.Done(r, r.Code("OK", "VERSION", "GONE") != "VERSION")
 }
 
-// Counter is a counter of a tenant or type that is wrong.
+// Counter is a counter of a tenant or type that is wrong, or that of the bytes of a queue of callbacks.
 type Counter struct {
-	Tenant bool   // of a tenant; otherwise of a type
-	Of     string // the tenant or type
-	Name   string // field of its hash
-	Have   int64  // the counter's value while it was recounted
-	Want   int64  // what was counted
+	Tenant    bool   // of a tenant
+	Callbacks bool   // of a queue of callbacks; otherwise of a type
+	Of        string // the tenant or type
+	Name      string // field of its hash
+	Have      int64  // the counter's value while it was recounted
+	Want      int64  // what was counted
 }
 
 // RepairCounter sets a counter to the recounted value. With the counter active it also adds the
@@ -55,8 +56,11 @@ type Counter struct {
 // same.
 func RepairCounter(ctx context.Context, c redis.Cmdable, p keyspace.Partition, n Counter) (bool, error) {
 	scope := "type"
-	if n.Tenant {
+	switch {
+	case n.Tenant:
 		scope = "tenant"
+	case n.Callbacks:
+		scope = "callbacks"
 	}
 	r := run(ctx, c, repairCounter, p, scope, n.Of, n.Name, n.Have, n.Want)
 	return call.Done(r, r.Flag())

@@ -38,10 +38,10 @@ func TestUnexpectedRepliesAreErrors(t *testing.T) {
 		zero any
 	}{
 		"admit": {func(ctx context.Context, c redis.Cmdable, p keyspace.Partition) (any, error) {
-			return ledger.Admit(ctx, c, p, ledger.AdmitArgs{Type: "T", Most: 1, Cap: 9, Limit: limit(9), Seed: seed, LaneWeights: [3]int{1, 1, 1}})
+			return ledger.Admit(ctx, c, p, ledger.AdmitArgs{Type: "T", Most: 1, Cap: 9, Meter: limit(9).Meter, Seed: seed, LaneWeights: [3]int{1, 1, 1}})
 		}, ledger.AdmitReply{}},
 		"promote": {func(ctx context.Context, c redis.Cmdable, p keyspace.Partition) (any, error) {
-			return ledger.Promote(ctx, c, p, ledger.PromoteArgs{Most: 1, Cap: 9, Limit: noLimit, Seed: seed})
+			return ledger.Promote(ctx, c, p, ledger.PromoteArgs{Most: 1, Cap: 9, Meter: noLimit.Meter, Seed: seed})
 		}, ledger.PromoteReply{}},
 		"append": {func(ctx context.Context, c redis.Cmdable, p keyspace.Partition) (any, error) {
 			return ledger.Append(ctx, c, p, ledger.AppendArgs{Group: "g", Limit: 100, Jobs: jobs(1)})
@@ -53,7 +53,7 @@ func TestUnexpectedRepliesAreErrors(t *testing.T) {
 			return ledger.Outcome(ctx, c, p, "T", ledger.Congestion{Cap: time.Hour}, nil)
 		}, ledger.OutcomeReply{}},
 		"reclaim": {func(ctx context.Context, c redis.Cmdable, p keyspace.Partition) (any, error) {
-			return ledger.Reclaim(ctx, c, p, "T", time.Hour, 1, 3)
+			return ledger.Reclaim(ctx, c, p, "T", time.Hour, 1, 3, false)
 		}, ledger.ReclaimReply{}},
 		"reduce": {func(ctx context.Context, c redis.Cmdable, p keyspace.Partition) (any, error) {
 			return ledger.Reduce(ctx, c, p, ledger.ReduceArgs{Group: "g", Partial: "0"})
@@ -62,7 +62,7 @@ func TestUnexpectedRepliesAreErrors(t *testing.T) {
 			return ledger.Advance(ctx, c, p, "g")
 		}, []ledger.AdvanceReply(nil)},
 		"tenant_state": {func(ctx context.Context, c redis.Cmdable, p keyspace.Partition) (any, error) {
-			return ledger.Tenant(ctx, c, p, "acme", noLimit)
+			return ledger.Tenant(ctx, c, p, "acme", noLimit.Meter)
 		}, ledger.TenantState{}},
 		"why": {func(ctx context.Context, c redis.Cmdable, p keyspace.Partition) (any, error) {
 			return ledger.Why(ctx, c, p, "g", 0, 10)

@@ -417,7 +417,7 @@ const (
 // Twice: the second call replies ReduceVersion, and without a State ReduceBad; without Ordinals, the
 // same as the first.
 func Reduce(ctx context.Context, c redis.Cmdable, p keyspace.Partition, all ...ReduceArgs) ([]ReduceReply, error) {
-	args := append(make([]any, 0, 1+7*len(all)), p.Layout())
+	args := make([]any, 0, 7*len(all))
 	for i := range all {
 		a := &all[i]
 		var ranges jobRanges

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
+	"github.com/bulkaction/bulkaction/internal/testkit/limittest"
 )
 
 // TestShareLendsWhatIsLeft: beside a tenant with 2 jobs, a busy tenant gets 5 of 10 permits with
@@ -53,7 +54,7 @@ func TestShareComesBackInTheNextWindow(t *testing.T) {
 // served admits until the limit is exhausted, checks that these tenants have all of its permits,
 // and returns the permits of each. If the second tenant has more than 4, because it got the
 // remainder of the division, served counts the surplus for the first one.
-func (w *world) served(l ledger.Limit, tenants ...string) map[string]int64 {
+func (w *world) served(l limittest.Limit, tenants ...string) map[string]int64 {
 	w.Helper()
 	got := w.exhaust("T", 100, l)
 	sum := int64(0)

@@ -14,6 +14,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/testkit/limittest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
@@ -37,10 +38,10 @@ func TestSpeedHoldsToTheLimits(t *testing.T) {
 		{ledger.ShareElastic, window, 7, 7},
 		{ledger.ShareElastic, window, 0, 0},
 	} {
-		rate := ledger.Rate{RPS: 10, Window: 2 * time.Second, Share: c.share}
-		require.InDelta(t, c.want, rate.Bound(c.st, c.speed), 1e-9, "%+v", c)
+		c.st.Share = c.share
+		require.InDelta(t, c.want, ledger.Meter{Window: 2 * time.Second}.Bound(&c.st, c.speed), 1e-9, "%+v", c)
 	}
-	require.Zero(t, ledger.Rate{}.PerSecond(5), "without a limit")
+	require.Zero(t, ledger.Meter{}.PerSecond(5), "without a limit")
 }
 
 // TestOwnPermit: OwnPermit returns the later of NextPermit and RateLimitedUntil. With elastic
@@ -60,7 +61,8 @@ func TestOwnPermit(t *testing.T) {
 		{ledger.ShareElastic, ledger.TenantState{NextPermit: at(5), RateLimitedUntil: at(3)}, at(3)},
 		{ledger.ShareElastic, ledger.TenantState{NextPermit: at(5), RateLimitedUntil: at(3), Settings: ledger.TenantSettings{RPS: &rps}}, at(5)},
 	} {
-		require.Equal(t, c.want, ledger.Rate{Share: c.share}.OwnPermit(c.st), "%+v", c)
+		c.st.Share = c.share
+		require.Equal(t, c.want, c.st.OwnPermit(), "%+v", c)
 	}
 }
 
@@ -93,7 +95,7 @@ func TestTenants(t *testing.T) {
 func TestChangeTenant(t *testing.T) {
 	both(t, func(w *world) {
 		settings := func() ledger.TenantSettings {
-			st, err := ledger.Tenant(w.Context(), w.c, w.p, "acme", noLimit)
+			st, err := ledger.Tenant(w.Context(), w.c, w.p, "acme", w.use(noLimit))
 			require.NoError(w, err)
 			return st.Settings
 		}
@@ -133,7 +135,7 @@ func TestPreviewOfSettings(t *testing.T) {
 		for tenant, shares := range map[string][3]int64{"acme": {20, 40, 12}, "idle": {15, 34, 8}} {
 			for i, set := range []ledger.TenantSettings{weight(1), weight(4), weight(0.5), perWindow(7), {}} {
 				before := w.tenant(tenant, l)
-				st, err := ledger.TenantWith(w.Context(), w.c, w.p, tenant, l, set)
+				st, err := ledger.TenantWith(w.Context(), w.c, w.p, tenant, w.use(l), set)
 				require.NoError(w, err)
 				require.Equal(w, before.Limit, w.tenant(tenant, l).Limit, "the preview has changed nothing")
 				require.Equal(w, before.Settings, w.tenant(tenant, l).Settings)
@@ -148,7 +150,7 @@ func TestPreviewOfSettings(t *testing.T) {
 				w.set(tenant, weight(1))
 			}
 		}
-		st, err := ledger.TenantWith(w.Context(), w.c, w.p, "acme", noLimit, weight(3))
+		st, err := ledger.TenantWith(w.Context(), w.c, w.p, "acme", w.use(noLimit), weight(3))
 		require.NoError(w, err)
 		require.Zero(w, st.Limit, "without a limit there are no shares")
 	})
@@ -244,14 +246,14 @@ func TestTotals(t *testing.T) {
 	})
 }
 
-func (w *world) used(l ledger.Limit) int64 {
+func (w *world) used(l limittest.Limit) int64 {
 	w.Helper()
-	n, err := ledger.PermitsUsed(w.Context(), w.c, w.p, l)
+	st, err := ledger.ReadLimits(w.Context(), w.c, w.p, w.use(l), "")
 	require.NoError(w, err)
-	return n
+	return st.Used
 }
 
-// TestPermitsUsed: PermitsUsed counts what admit and promote spend, with every limiter, and changes
+// TestPermitsUsed: ReadLimits counts what admit and promote spend, with every limiter, and changes
 // nothing.
 func TestPermitsUsed(t *testing.T) {
 	each(t, func(w *world, limiter string) {
@@ -272,7 +274,7 @@ func TestPermitsUsed(t *testing.T) {
 	})
 }
 
-// TestPermitsUsedAboveTheQuota: with the fixed and the sliding limiter, PermitsUsed reports all 10
+// TestPermitsUsedAboveTheQuota: with the fixed and the sliding limiter, ReadLimits reports all 10
 // permits that were spent under a limit of 100, also when it is called with a limit of 4.
 func TestPermitsUsedAboveTheQuota(t *testing.T) {
 	each(t, func(w *world, limiter string) {

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -19,6 +20,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/testkit/limittest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
@@ -40,6 +42,7 @@ type world struct {
 	p      keyspace.Partition
 	space  keyspace.Space
 	prefix string
+	limits *lastLimit
 }
 
 // both runs a test on a real Redis and on miniredis, as parallel subtests.
@@ -64,7 +67,7 @@ func newWorld(t tb, c redis.UniversalClient, prefix string) *world {
 	space, err := keyspace.New(prefix, 1)
 	require.NoError(t, err)
 	space.SetLayout(ledger.Layout.Newest)
-	return &world{tb: t, c: c, p: space.Partition(0), space: space, prefix: prefix}
+	return &world{tb: t, c: c, p: space.Partition(0), space: space, prefix: prefix, limits: &lastLimit{}}
 }
 
 func client(t testing.TB, url string) *redis.Client {
@@ -82,12 +85,26 @@ func clientOf(t testing.TB, opts *redis.Options) *redis.Client {
 	return c
 }
 
-// noLimit is a Limit without permits to count: nothing is limited. limit(n) allows n permits in a
-// window that is longer than any test.
-var noLimit = ledger.Limit{Window: time.Second}
+// noLimit limits nothing. limit(n) allows n permits in a window that is longer than any test.
+var noLimit = limittest.None
 
-func limit(permits int64) ledger.Limit {
-	return ledger.Limit{Window: 1 << 41 * time.Millisecond, Permits: permits}
+func limit(permits int64) limittest.Limit { return limittest.Ever(permits) }
+
+// use makes this the limit of the partition, if another one was used last, and returns how it counts.
+func (w *world) use(l limittest.Limit) ledger.Meter {
+	w.Helper()
+	w.limits.Lock()
+	defer w.limits.Unlock()
+	if text := fmt.Sprint(l); w.limits.last != text {
+		limittest.Use(w.Context(), w, w.c, w.p, l)
+		w.limits.last = text
+	}
+	return l.Meter
+}
+
+type lastLimit struct {
+	sync.Mutex
+	last string
 }
 
 const seed = "0badcafe"
@@ -174,15 +191,15 @@ func (w *world) requeue(group string) {
 	}
 }
 
-func (w *world) admit(typ string, most int, limit ledger.Limit) ledger.AdmitReply {
+func (w *world) admit(typ string, most int, limit limittest.Limit) ledger.AdmitReply {
 	w.Helper()
 	return w.admitBelow(1000, typ, most, limit)
 }
 
-func (w *world) admitBelow(limitOfReady int, typ string, most int, limit ledger.Limit) ledger.AdmitReply {
+func (w *world) admitBelow(limitOfReady int, typ string, most int, limit limittest.Limit) ledger.AdmitReply {
 	w.Helper()
 	r, err := ledger.Admit(w.Context(), w.c, w.p, ledger.AdmitArgs{
-		Type: typ, Most: most, Cap: limitOfReady, Limit: limit, Seed: seed, LaneWeights: [3]int{6, 3, 1},
+		Type: typ, Most: most, Cap: limitOfReady, Meter: w.use(limit), Seed: seed, LaneWeights: [3]int{6, 3, 1},
 	})
 	require.NoError(w, err)
 	return r
@@ -190,7 +207,7 @@ func (w *world) admitBelow(limitOfReady int, typ string, most int, limit ledger.
 
 // promote promotes up to 100 due jobs of these types; each ready stream may hold 1,000 undelivered
 // jobs.
-func (w *world) promote(limit ledger.Limit, types ...string) ledger.PromoteReply {
+func (w *world) promote(limit limittest.Limit, types ...string) ledger.PromoteReply {
 	w.Helper()
 	caps := map[string]int{}
 	for _, typ := range types {
@@ -199,9 +216,9 @@ func (w *world) promote(limit ledger.Limit, types ...string) ledger.PromoteReply
 	return w.promoteBelow(caps, limit)
 }
 
-func (w *world) promoteBelow(caps map[string]int, limit ledger.Limit) ledger.PromoteReply {
+func (w *world) promoteBelow(caps map[string]int, limit limittest.Limit) ledger.PromoteReply {
 	w.Helper()
-	r, err := ledger.Promote(w.Context(), w.c, w.p, ledger.PromoteArgs{Most: 100, Limit: limit, Seed: seed, FullWait: time.Millisecond, Caps: caps})
+	r, err := ledger.Promote(w.Context(), w.c, w.p, ledger.PromoteArgs{Most: 100, Meter: w.use(limit), Seed: seed, FullWait: time.Millisecond, Caps: caps})
 	require.NoError(w, err)
 	return r
 }
@@ -225,10 +242,10 @@ func (w *world) promoteAllBelow(caps map[string]int, n int) {
 }
 
 // eventually calls ok until it returns true, for conditions that depend on Redis's clock. The test
-// fails after 20 seconds.
+// fails after a minute.
 func (w *world) eventually(ok func() bool) {
 	w.Helper()
-	late := time.After(20 * time.Second)
+	late := time.After(time.Minute)
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	for !ok() {
@@ -387,7 +404,7 @@ func (w *world) outcomeIn(terms ledger.Congestion, typ string, groups []ledger.G
 // were read. A job with more losses than maxLosses fails.
 func (w *world) reclaim(typ string, maxLosses int) ledger.ReclaimReply {
 	w.Helper()
-	r, err := ledger.Reclaim(w.Context(), w.c, w.p, typ, 0, 1000, maxLosses)
+	r, err := ledger.Reclaim(w.Context(), w.c, w.p, typ, 0, 1000, maxLosses, false)
 	require.NoError(w, err)
 	return r
 }

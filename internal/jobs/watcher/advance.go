@@ -14,6 +14,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
+	"github.com/bulkaction/bulkaction/internal/jobs/callbacks"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/stream"
@@ -295,7 +296,10 @@ const (
 )
 
 // outbox publishes the events of one partition that scripts have stored in its outbox.
-type outbox struct{ *partition }
+type outbox struct {
+	*partition
+	keyless time.Time // when the log last said that this process sends no callbacks
+}
 
 // publishAll publishes the events of the outbox, oldest first, and removes them: up to 1,000 in one
 // call (see maxEventBatches). It returns whether there were any. If the removal of published events
@@ -334,14 +338,15 @@ func (o *outbox) publishBatch(ctx context.Context, entries []ledger.OutboxEntry)
 		}
 	}
 	var msgs []*message.Message
+	var calls []ledger.NewCallback
 	var done, unreadable []string
 	var add []func(redis.Pipeliner)
 	quarantine := stream.Quarantine{Key: o.Quarantine(), Source: "outbox"}
 	for i := range entries {
 		e := &entries[i]
-		events, err := o.eventsOf(e)
+		events, told, err := o.eventsOf(e)
 		if err == nil {
-			msgs, done = append(msgs, events...), append(done, e.ID)
+			msgs, calls, done = append(msgs, events...), append(calls, told...), append(done, e.ID)
 			continue
 		}
 		o.log.Warn("unreadable event of the outbox", "entry", e.ID, "error", err)
@@ -352,6 +357,11 @@ func (o *outbox) publishBatch(ctx context.Context, entries []ledger.OutboxEntry)
 		if err := o.publish(msgs...); err != nil {
 			return err
 		}
+	}
+	// Last, because one that was delivered would be added again while the events can't be published,
+	// for want of memory.
+	if err := o.addCallbacks(ctx, calls); err != nil {
+		return err
 	}
 	_, quarantineErr := o.Conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
 		for _, add := range add {
@@ -372,26 +382,56 @@ func (o *outbox) publishBatch(ctx context.Context, entries []ledger.OutboxEntry)
 	return quarantineErr
 }
 
-// eventsOf returns the messages for the stream events, made from an outbox entry. Each contains the
-// group as it was when it entered its new status, without its aggregate if that can't be read.
-func (o *outbox) eventsOf(e *ledger.OutboxEntry) ([]*message.Message, error) {
+// addCallbacks adds the callbacks of events to their queues.
+func (o *outbox) addCallbacks(ctx context.Context, calls []ledger.NewCallback) error {
+	if len(calls) == 0 {
+		return nil
+	}
+	if o.cfg.Callbacks.Keys == nil && time.Since(o.keyless) > 10*time.Minute {
+		o.keyless = time.Now()
+		o.log.Warn("callbacks wait for a watcher with the file of BULKACTION_CALLBACK_MASTER_KEY_FILE, which this one does not have")
+	}
+	died, errs, err := ledger.AddCallbacks(ctx, o.Conn.Cmd, o.Partition, calls)
+	for _, err := range errs {
+		o.log.Error("a callback can't be stored", "error", err)
+	}
+	o.callbacks.Crowded(died)
+	return err
+}
+
+// eventsOf returns the messages for the stream events, made from an outbox entry, and the callbacks of
+// those of which somebody is told. Each contains the group as it was when it entered its new status,
+// without its aggregate if that can't be read.
+func (o *outbox) eventsOf(e *ledger.OutboxEntry) ([]*message.Message, []ledger.NewCallback, error) {
 	if e.Err != nil {
-		return nil, e.Err
+		return nil, nil, e.Err
+	}
+	if e.EndpointErr != nil {
+		o.log.Error("the callback endpoint of a tenant can't be read", "group", e.Group, "error", e.EndpointErr)
 	}
 	msgs := make([]*message.Message, len(e.Moves))
+	var calls []ledger.NewCallback
 	for i := range e.Moves {
 		m := &e.Moves[i]
 		view, err := o.store.View(&m.After, m.At)
 		if err != nil {
 			o.log.Warn("published an event without the group's aggregate", "group", e.Group, "error", err)
 		}
-		status := strings.ToLower(string(m.Status))
-		event := api.Event{ID: e.Group + "." + e.Round + "." + status, Type: "group." + status, At: m.At, Group: &view}
+		event := api.Event{
+			ID: e.Group + "." + e.Round + "." + strings.ToLower(string(m.Status)), Type: api.EventOf(m.Status), At: m.At, Group: &view,
+		}
 		if msgs[i], err = encode(event, event); err != nil {
-			return nil, err
+			return nil, nil, err
+		}
+		told, wanted, err := callbacks.Of(e, m, event.ID, &view)
+		if err != nil {
+			return nil, nil, err
+		}
+		if wanted {
+			calls = append(calls, told)
 		}
 	}
-	return msgs, nil
+	return msgs, calls, nil
 }
 
 // publish publishes events, in their order.

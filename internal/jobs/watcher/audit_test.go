@@ -210,7 +210,7 @@ func TestReclaimOfALeaseWithoutItsJobStartsAnAudit(t *testing.T) {
 	run(w, cfg, "w")
 	w.Await("the first renewal", func() bool { return stagetest.Renewals(t, w.Conn.Cmd, w.P) > 0 })
 	require.NoError(t, w.Conn.Cmd.XDel(t.Context(), w.P.Ready("T"), held[0].Entry).Err())
-	r, err := ledger.Reclaim(t.Context(), w.Conn.Cmd, w.P, "T", 0, 1, 5)
+	r, err := ledger.Reclaim(t.Context(), w.Conn.Cmd, w.P, "T", 0, 1, 5, false)
 	require.NoError(t, err)
 	require.Len(t, r.Missing, 1)
 	w.Await("the job to end", func() bool { return w.Group("g").FailuresByCode["LOST"] == 1 })

@@ -43,7 +43,7 @@ func (m *maintenance) run(ctx context.Context) (bool, error) {
 	}
 	more := false
 	for _, task := range []func(context.Context) (bool, error){
-		m.expireGroups, m.expireResults, m.trim, m.trimEntryIDs, m.recheckSetup,
+		m.expireGroups, m.expireResults, m.trim, m.trimEntryIDs, m.forgetCallbacks, m.recheckSetup,
 	} {
 		some, err := task(ctx)
 		switch {
@@ -175,6 +175,20 @@ func (m *maintenance) trim(ctx context.Context) (bool, error) {
 		return false, fmt.Errorf("trim data that is past its retention: %w", err)
 	}
 	return false, nil
+}
+
+// forgetCallbacks deletes dead callbacks, up to a number.
+func (m *maintenance) forgetCallbacks(ctx context.Context) (bool, error) {
+	if m.cfg.Retention.Callbacks <= 0 {
+		return false, nil
+	}
+	const most = 1000
+	now, err := m.store.Now(ctx)
+	if err != nil {
+		return false, err
+	}
+	n, err := ledger.ForgetCallbacks(ctx, m.Conn.Cmd, m.Partition, now.Add(-m.cfg.Retention.Callbacks), most)
+	return n == most, err
 }
 
 // recheckSetup repeats checks of the process's start, in partition 0 only: that Redis evicts no

@@ -23,8 +23,10 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/guard"
 	"github.com/bulkaction/bulkaction/internal/audit"
+	"github.com/bulkaction/bulkaction/internal/jobs/callbacks"
 	"github.com/bulkaction/bulkaction/internal/jobs/groups"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
+	"github.com/bulkaction/bulkaction/internal/jobs/operations"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
@@ -43,6 +45,10 @@ type Config struct {
 	Retention          Retention
 	Audit              Audit
 	Guards             *guard.Client // measures what Redis knows of guards; nil: nothing
+	// Operations carries out operations on many groups; nil: they wait for another process.
+	Operations *operations.Runner
+	// Callbacks tell tenants' endpoints of events; without keys another process does.
+	Callbacks callbacks.Config
 }
 
 // Retention says how long data is kept, by kind. 0 or less: for ever.
@@ -52,6 +58,7 @@ type Retention struct {
 	MessageIDs  time.Duration // ids of applied messages, from their arrival
 	DeadLetters time.Duration // dead letters, and rejected messages of the ingest stream
 	Events      time.Duration // events in the stream events, from their publication
+	Callbacks   time.Duration // dead callbacks
 }
 
 const (
@@ -82,19 +89,25 @@ type Watcher struct {
 	store   *groups.Store
 	events  message.Publisher
 	open    *openViolations
+
+	callbacks *telemetry.CallbackMetrics
 }
 
 // New returns the watcher of a process. It publishes events through events.
 func New(p stage.Process, cfg Config, store *groups.Store, events message.Publisher) *Watcher {
 	metrics := telemetry.NewWatcherMetrics(p.Tel.Meter)
-	return &Watcher{
+	w := &Watcher{
 		Process: p,
 		cfg:     cfg,
 		metrics: metrics,
 		store:   store,
 		events:  events,
 		open:    newOpenViolations(metrics, cfg.Audit.OtherLaws),
+
+		callbacks: telemetry.NewCallbackMetrics(p.Tel.Meter),
 	}
+	w.cfg.Callbacks.Metrics = w.callbacks
+	return w
 }
 
 // Run works until ctx ends, then gives up the leader leases, so that another process can lead at
@@ -112,7 +125,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 		loop := &partitionLoop{
 			partition:   part,
 			advancer:    advancer{partition: part},
-			outbox:      outbox{part},
+			outbox:      outbox{partition: part},
 			maintenance: maintenance{partition: part},
 		}
 		loops = append(loops, loop)
@@ -126,6 +139,13 @@ func (w *Watcher) Run(ctx context.Context) error {
 		r.Every("guard gauges", measureGuardsEvery, partitions[0].measureGuards)
 	}
 	r.Every("busiest tenants", time.Second, findBusiest(partitions))
+	if w.cfg.Operations != nil {
+		r.Loop("operations", "", partitions[0].operate)
+		r.Every("forget operations", maintenanceInterval, w.cfg.Operations.Forget)
+	}
+	if w.cfg.Callbacks.Keys != nil {
+		callbacks.NewSender(w.Process, w.cfg.Callbacks, w.store).Add(r)
+	}
 	w.addAudits(r, partitions)
 	r.ReportAlive("watcher", w.store.Reducers())
 	r.OnStop(func(ctx context.Context) {
@@ -148,6 +168,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 func (p *partition) measure(ctx context.Context) error {
 	if _, leads := p.leadership(); !leads {
 		p.metrics.HideQueues()
+		p.callbacks.HideCounts()
 		return nil
 	}
 	at, err := p.store.Now(ctx)
@@ -171,6 +192,9 @@ func (p *partition) measure(ctx context.Context) error {
 	}
 	p.metrics.SetUnserved(unserved)
 	p.metrics.SetQueues(ready, nonReady, backlog, runnable)
+	if pending, dead, err := p.store.CountCallbacks(ctx); err == nil {
+		p.callbacks.SetCounts(pending, dead)
+	}
 	return p.store.Record(ctx, at, st)
 }
 
@@ -196,6 +220,9 @@ type partition struct {
 	// ledSince is when the current leadership began, in Unix nanoseconds; 0: this process does not
 	// lead.
 	ledSince atomic.Int64
+	// lead has the fencing number, and when the lease ends by this process's clock, for other
+	// goroutines.
+	lead atomic.Pointer[lease]
 	// renewals is the last known value of the counter of leader-lease renewals in Redis (see
 	// countRenewal); 0: not read yet.
 	renewals int64
@@ -301,12 +328,14 @@ func (p *partition) keepLead(ctx context.Context) error {
 	if p.fence != 0 && time.Since(p.renewedAt) <= leaderRenew || time.Now().Before(p.noLeadUntil) {
 		return nil
 	}
+	asked := time.Now()
 	fence, err := ledger.Lead(ctx, p.Conn.Cmd, p.Partition, p.ID, leaderLease)
 	if err != nil {
 		return err
 	}
 	p.renewedAt = time.Now()
 	p.setFence(fence)
+	p.lead.Store(&lease{fence, asked.Add(leaderLease)})
 	if fence == 0 {
 		return nil
 	}
@@ -330,6 +359,40 @@ func (p *partition) setFence(fence int64) {
 func (p *partition) leadership() (since time.Time, ok bool) {
 	at := p.ledSince.Load()
 	return time.Unix(0, at), at != 0
+}
+
+// lease is a leader lease; that of another process has the fencing number 0.
+type lease struct {
+	fence int64
+	until time.Time
+}
+
+// leads returns the fencing number while this process is certain to lead, otherwise 0. Any goroutine
+// may call it.
+func (p *partition) leads() int64 {
+	if l := p.lead.Load(); l != nil && time.Now().Before(l.until) {
+		return l.fence
+	}
+	return 0
+}
+
+// operate does one step of an operation on many groups, if this process leads partition 0.
+func (p *partition) operate(ctx context.Context) (time.Duration, error) {
+	if p.leads() == 0 {
+		return leaderRenew, nil
+	}
+	began := time.Now()
+	worked, err := p.cfg.Operations.Step(ctx, p.leads)
+	switch {
+	case errors.Is(err, ledger.ErrFenced):
+		return leaderRenew, nil
+	case call.IsOOM(err):
+		p.log.Warn("redis has no memory left, operations have to wait", "error", err)
+		return 10 * idle, nil
+	case err != nil || worked:
+		return operations.Rest(began), err
+	}
+	return idle, nil
 }
 
 // countRenewal adds one to the counter of leader-lease renewals in Redis and checks that no earlier

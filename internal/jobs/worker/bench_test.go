@@ -76,7 +76,7 @@ func BenchmarkBatch(b *testing.B) {
 	require.NoError(b, err)
 	w, err := New(stage.Process{ID: "w", Space: space, Tel: telemetry.Nop()}, Config{Count: 10, JobTimeout: 1e9}, noop.Processor{})
 	require.NoError(b, err)
-	w.slots.start(func(sl *slot) { w.serve(b.Context(), sl) })
+	w.slots.start(func(sl *slot) { w.serve(b.Context(), b.Context(), sl) })
 	f := w.feeds[0]
 	entries := make([]stream.Entry, maxBatch)
 	for i := range entries {

@@ -59,13 +59,13 @@ func (w *Worker) freeCapacity() (n, resumeAt int) {
 	if w.isolation.busy() {
 		return 0, -1
 	}
-	size, _ := w.slots.sizeAndActive()
+	size := w.slots.singles()
 	prefetch := 0
 	if w.meanRunTime.value() > 0 { // a job has ended
 		bound := maxPrefetch * min(len(w.feeds), maxPrefetchPartitions)
 		prefetch = min(bound, int(int64(size)*int64(prefetchFor)/int64(w.expectedRunTime())))
 	}
-	unfinished, held := w.held.unfinished.value(), w.held.active.value()
+	unfinished, held := w.held.unfinished.value(), w.held.active.value()-w.held.batched.value()
 	if resumeAt = size + prefetch - max(1, prefetch/2); unfinished > resumeAt {
 		return 0, resumeAt
 	}
@@ -86,18 +86,20 @@ func (f *feed) step(ctx context.Context) (time.Duration, error) {
 		}
 		return 0, nil
 	}
-	return 0, f.readEntries(ctx, f.w.ungated, capacity, f.startEntries)
+	_, err := f.readEntries(ctx, f.w.ungated, capacity, f.w.cfg.Block, f.startEntries)
+	return 0, err
 }
 
 // readEntries reads entries from the ready streams of types in this partition, and calls use with
 // the entries of one type, at most maxBatch at a time; use returns whether suspects were among
 // them. It asks for this partition's part of capacity, at most maxBatch entries, but at least one
-// of each stream. It waits up to Config.Block for the first entry. While suspects limit reads (see
-// withReadLimit), it asks for fewer entries and does not wait.
+// of each stream. It waits up to block for the first entry. While suspects limit reads (see
+// withReadLimit), it asks for fewer entries and does not wait. more says that a stream may have
+// further entries.
 func (f *feed) readEntries(
-	ctx context.Context, types []string, capacity int,
+	ctx context.Context, types []string, capacity int, block time.Duration,
 	use func(ctx context.Context, typ string, entries []stream.Entry) (suspects bool),
-) error {
+) (more bool, err error) {
 	streams := make([]string, len(types))
 	for i, typ := range types {
 		streams[i] = f.partition.Ready(typ)
@@ -105,8 +107,7 @@ func (f *feed) readEntries(
 	// Each feed asks for its part of the capacity: the feeds of all partitions read at the same
 	// time, and a feed does not know what the others will find.
 	count := max(1, min(capacity/len(f.w.feeds), maxBatch)/len(streams))
-	return f.w.isolation.withReadLimit(func(most int) (suspects bool, err error) {
-		block := f.w.cfg.Block
+	return more, f.w.isolation.withReadLimit(func(most int) (suspects bool, err error) {
 		if most > 0 {
 			count, block = min(count, most), 0
 		}
@@ -115,6 +116,7 @@ func (f *feed) readEntries(
 			return true, err
 		}
 		for i := range batches {
+			more = more || len(batches[i].Entries) >= count
 			typ := types[slices.Index(streams, batches[i].Stream)]
 			for entries := range slices.Chunk(batches[i].Entries, maxBatch) {
 				suspects = use(ctx, typ, entries) || suspects
@@ -176,10 +178,14 @@ func (f *feed) parseEntries(
 	ctx context.Context, typ string, entries []stream.Entry,
 ) (tasks []*task, suspects bool) {
 	tasks = make([]*task, 0, len(entries))
-	proc, gate, parser := f.w.procs[typ], f.w.gates[typ], ledger.Parser{}
+	proc, _ := f.w.procs[typ].(processor.Processor)
+	gate, batches, parser := f.w.gates[typ], f.w.batches[typ], ledger.Parser{}
 	for i := range entries {
 		e := &entries[i]
-		t := &task{entryID: e.ID, feed: f, proc: proc, gate: gate}
+		t := &task{entryID: e.ID, feed: f, proc: proc, gate: gate, batchType: batches}
+		if batches != nil {
+			t.proc = batches.single
+		}
 		err := parser.Parse(e.Fields, &t.Job)
 		if err == nil && t.Type != typ {
 			err = fmt.Errorf("its type is %q", t.Type)
@@ -191,6 +197,9 @@ func (f *feed) parseEntries(
 		t.currentAttempt = t.Attempt
 		if t.suspect() {
 			t.removed, suspects = make(chan struct{}), true
+			if batches != nil {
+				t.gate = batches.gate
+			}
 		}
 		tasks = append(tasks, t)
 	}

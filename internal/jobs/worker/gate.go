@@ -236,16 +236,22 @@ func (g *gatedFeed) step(ctx context.Context) (time.Duration, error) {
 	changed := g.gate.w.held.nextChange()
 	n, pause := g.gate.capacity()
 	if n <= 0 {
-		timer := time.NewTimer(pause)
-		defer timer.Stop()
-		select {
-		case <-changed:
-		case <-timer.C:
-		case <-ctx.Done():
-		}
+		await(ctx, changed, pause)
 		return 0, nil
 	}
-	return 0, g.feed.readEntries(ctx, []string{g.gate.typ}, n, g.admitEntries)
+	_, err := g.feed.readEntries(ctx, []string{g.gate.typ}, n, g.gate.w.cfg.Block, g.admitEntries)
+	return 0, err
+}
+
+// await waits until changed is closed, the pause is over, or ctx ends.
+func await(ctx context.Context, changed <-chan struct{}, pause time.Duration) {
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-changed:
+	case <-timer.C:
+	case <-ctx.Done():
+	}
 }
 
 // admitEntries starts a goroutine for the job of each entry, which waits for a pass and has the job

@@ -234,8 +234,8 @@ func TestSlotPoolGivesTasks(t *testing.T) {
 	open, shut := &slot{}, &slot{closed: true}
 	first, second := &task{}, &task{}
 	require.True(t, s.add([]*task{first, second}))
-	require.Nil(t, s.next(shut), "a closed slot takes no more")
-	require.Same(t, first, s.next(open))
+	require.Nil(t, nextTask(s, shut), "a closed slot takes no more")
+	require.Same(t, first, nextTask(s, open))
 	_, active := s.sizeAndActive()
 	require.Equal(t, 1, active)
 	require.Equal(t, []*task{second}, s.block())
@@ -245,8 +245,8 @@ func TestSlotPoolGivesTasks(t *testing.T) {
 	// one was woken.
 	got := make(chan *task, 2)
 	leaving := &slot{}
-	go func() { got <- s.next(open) }()
-	go func() { got <- s.next(leaving) }()
+	go func() { got <- nextTask(s, open) }()
+	go func() { got <- nextTask(s, leaving) }()
 	s.mu.Lock()
 	leaving.closed = true
 	s.mu.Unlock()
@@ -264,7 +264,7 @@ func TestBlockedSlotsBeginNoTask(t *testing.T) {
 	s.block()
 	s.waiting = []*task{{}}
 	got := make(chan *task, 1)
-	go func() { got <- s.next(&slot{}) }()
+	go func() { got <- nextTask(s, &slot{}) }()
 	select {
 	case <-got:
 		require.Fail(t, "the pool is blocked")
@@ -339,13 +339,18 @@ func TestNumbersFollowFromStates(t *testing.T) {
 	tasks := make([]*task, 40)
 	for i := range tasks {
 		tasks[i] = &task{}
-		if i%2 == 0 {
+		switch i % 3 {
+		case 0:
 			tasks[i].gate = g
+		case 1:
+			tasks[i].batchType = &batchType{}
 		}
 	}
-	count := func(states state, gated bool) (n int) {
+	anyTask := func(*task) bool { return true }
+	batched := func(t *task) bool { return t.batchType != nil }
+	count := func(states state, of func(*task) bool) (n int) {
 		for _, t := range tasks {
-			if t.currentState()&states != 0 && (!gated || t.gate != nil) {
+			if t.currentState()&states != 0 && of(t) {
 				n++
 			}
 		}
@@ -353,7 +358,7 @@ func TestNumbersFollowFromStates(t *testing.T) {
 	}
 	for range 5000 {
 		some := tasks[random.IntN(len(tasks))]
-		from, to := state(1<<random.IntN(6)), state(1<<random.IntN(6))
+		from, to := state(1<<random.IntN(7)), state(1<<random.IntN(7))
 		if random.IntN(2) == 0 {
 			from = some.currentState()
 		}
@@ -363,15 +368,17 @@ func TestNumbersFollowFromStates(t *testing.T) {
 		if !moved {
 			require.Equal(t, was, some.currentState())
 		}
-		for _, c := range []*number{&h.all, &h.active, &h.unfinished} {
-			require.Equal(t, count(c.states, false), c.value())
+		for _, c := range []*number{&h.all, &h.active} {
+			require.Equal(t, count(c.states, anyTask), c.value())
 		}
+		require.Equal(t, count(h.batched.states, batched), h.batched.value())
+		require.Equal(t, count(h.unfinished.states, func(t *task) bool { return !batched(t) }), h.unfinished.value())
 		for _, c := range []*number{&g.waiting, &g.ahead, &g.admitted} {
-			require.Equal(t, count(c.states, true), c.value())
+			require.Equal(t, count(c.states, func(t *task) bool { return t.gate != nil }), c.value())
 		}
 	}
-	require.Equal(t, stateRead|stateAdmitting|stateAdmitted|stateRunning|stateEnded, h.all.states)
-	require.Equal(t, h.all.states&^stateAdmitting, h.active.states)
+	require.Equal(t, stateRead|stateAdmitting|stateGathering|stateAdmitted|stateRunning|stateEnded, h.all.states)
+	require.Equal(t, h.all.states&^stateAdmitting&^stateGathering, h.active.states)
 	require.Equal(t, h.active.states&^stateEnded, h.unfinished.states)
 }
 
@@ -450,7 +457,8 @@ func TestResultLine(t *testing.T) {
 
 // TestDeadReason: a job that fails for good has the reason with which metrics count it.
 func TestDeadReason(t *testing.T) {
-	f := &feed{w: &Worker{cfg: Config{MaxRetries: 1, MaxThrottles: 1, Backoff: time.Second, MaxBackoff: time.Second}}}
+	f := &feed{w: &Worker{cfg: Config{MaxRetries: 1, MaxThrottles: 1}}}
+	f.w.waits.Store(&waits{backoff: time.Second, maxBackoff: time.Second})
 	broke := errors.New("it broke")
 	for reason, tk := range map[string]*task{
 		telemetry.DeadPermanent: {verdict: processor.Classify(processor.Permanent("X", broke))},
@@ -462,4 +470,94 @@ func TestDeadReason(t *testing.T) {
 		f.otherOutcome(tk)
 		require.Equal(t, reason, tk.deadReason)
 	}
+}
+
+func nextTask(s *slotPool, sl *slot) *task {
+	t, _ := s.next(sl)
+	return t
+}
+
+// TestBatchesInTheirOrder: the batch whose oldest job has waited longest comes first, also before a
+// full one. One that is neither full nor over its wait is left, unless the ready stream is empty.
+func TestBatchesInTheirOrder(t *testing.T) {
+	t.Parallel()
+	s := newSlotPool(3)
+	b := &batchType{options: processor.BatchOptions{Size: 2, Bytes: 1000, Wait: time.Hour}, open: map[batchKey]*batch{}, empty: []bool{false}}
+	s.batches = []*batchType{b}
+	of := func(tenant string) *task {
+		return &task{batchType: b, terms: ledger.GroupTerms{Tenant: tenant}}
+	}
+	start := time.Now()
+	require.True(t, s.gather([]*task{of("small")}, start))
+	require.True(t, s.gather([]*task{of("flood"), of("flood")}, start.Add(time.Second)))
+	first := s.firstBatch()
+	require.Equal(t, "flood", first.key.by, "the small one may get a further job")
+	s.makeDue(b.open[batchKey{by: "small"}])
+	require.Equal(t, "small", s.firstBatch().key.by)
+	s.take(s.firstBatch())
+	s.take(first)
+	require.Nil(t, s.firstBatch())
+	require.Zero(t, b.jobs)
+
+	require.True(t, s.gather([]*task{of("last")}, start))
+	require.Nil(t, s.firstBatch())
+	s.setEmpty(b, 0, true)
+	require.Equal(t, "last", s.firstBatch().key.by)
+	require.Len(t, s.block(), 1)
+	require.False(t, s.gather([]*task{of("late")}, start))
+	require.Empty(t, b.open)
+}
+
+// TestOverdueBatchesAreLeftToOthers: while calls are long, a batch that would wait as long again is
+// given back.
+func TestOverdueBatchesAreLeftToOthers(t *testing.T) {
+	t.Parallel()
+	s, now := newSlotPool(2), time.Now()
+	b := &batchType{options: processor.BatchOptions{Size: 1, Bytes: 1000, Wait: time.Hour}, open: map[batchKey]*batch{}, empty: []bool{false}}
+	s.batches, s.active = []*batchType{b}, 2
+	for i := range 3 {
+		require.True(t, s.gather([]*task{{batchType: b}}, now.Add(time.Duration(i)*time.Millisecond)))
+	}
+	wait := b.options.Wait + 2*maxSlotWait
+	require.Empty(t, s.takeOverdue(maxSlotWait, now))
+	require.Len(t, s.takeOverdue(maxSlotWait, now.Add(wait)), 1, "two slots end soon")
+	s.active = 1
+	require.Empty(t, s.takeOverdue(time.Hour, now.Add(wait)), "a slot is free")
+	s.active = 2
+	require.Len(t, s.takeOverdue(time.Hour, now.Add(wait)), 2)
+}
+
+// TestPassesForFreeSlots: no more batches of a gated type wait for a pass, or have one, than slots are
+// free.
+func TestPassesForFreeSlots(t *testing.T) {
+	t.Parallel()
+	s := newSlotPool(2)
+	b := &batchType{w: &Worker{held: newHeldTasks()}, gate: &gate{}, options: processor.BatchOptions{Size: 1, Bytes: 1000, Wait: time.Hour}, open: map[batchKey]*batch{}, empty: []bool{false}}
+	s.batches = []*batchType{b}
+	admitting := make(chan *batch, 9)
+	s.admit = func(b *batch) { admitting <- b }
+	for range 5 {
+		require.True(t, s.gather([]*task{{batchType: b}}, time.Now()))
+	}
+	ran := make(chan *batch)
+	next := func() { _, b := s.next(&slot{}); ran <- b }
+	go next()
+	first, second := <-admitting, <-admitting
+	select {
+	case <-admitting:
+		require.Fail(t, "two slots are free")
+	case <-time.After(10 * time.Millisecond):
+	}
+	first.pass = &sharedPass{}
+	require.True(t, s.giveBack(first, first.tasks))
+	require.Same(t, first, <-ran)
+	require.Equal(t, 1, b.gated)
+	require.False(t, s.giveBack(second, nil))
+	go next()
+	third := <-admitting
+	third.pass = &sharedPass{}
+	require.True(t, s.giveBack(third, third.tasks))
+	require.Same(t, third, <-ran)
+	require.Zero(t, b.gated)
+	require.Len(t, s.block(), 2)
 }

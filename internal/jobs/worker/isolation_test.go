@@ -38,7 +38,7 @@ func loseWorker(w *stagetest.World, typ string, n int) {
 // reclaim takes back the n jobs of type typ that workers hold. They become non-ready.
 func reclaim(w *stagetest.World, typ string, n int) {
 	w.T.Helper()
-	r, err := ledger.Reclaim(w.T.Context(), w.Conn.Cmd, w.P, typ, 0, 200, 5)
+	r, err := ledger.Reclaim(w.T.Context(), w.Conn.Cmd, w.P, typ, 0, 200, 5, false)
 	require.NoError(w.T, err)
 	require.Equal(w.T, n, r.Taken)
 }
@@ -46,7 +46,7 @@ func reclaim(w *stagetest.World, typ string, n int) {
 // promote makes n non-ready jobs of type typ ready.
 func promote(w *stagetest.World, typ string, n int) {
 	w.T.Helper()
-	back, err := ledger.Promote(w.T.Context(), w.Conn.Cmd, w.P, ledger.PromoteArgs{Most: 200, Limit: ledger.Limit{Window: time.Second}, Seed: "0badcafe", Cap: 1 << 30})
+	back, err := ledger.Promote(w.T.Context(), w.Conn.Cmd, w.P, ledger.PromoteArgs{Most: 200, Meter: ledger.Meter{Window: time.Second}, Seed: "0badcafe", Cap: 1 << 30})
 	require.NoError(w.T, err)
 	require.Equal(w.T, n, back.Moved)
 }

@@ -61,7 +61,7 @@ func TestLostLeaseEndsTheContext(t *testing.T) {
 	stagetest.Receive(t, first.started, "the job's start")
 	// The test reclaims the job, as a dispatcher does when a worker does not renew the lease.
 	w.Await("the job to be reclaimed", func() bool {
-		r, err := ledger.Reclaim(t.Context(), w.Conn.Cmd, w.P, "T", 0, 10, 5)
+		r, err := ledger.Reclaim(t.Context(), w.Conn.Cmd, w.P, "T", 0, 10, 5, false)
 		return err == nil && r.Taken == 1
 	})
 	require.ErrorContains(t, stagetest.Receive(t, causes, "the context's end"), "lease was lost")
@@ -79,7 +79,7 @@ func TestStaleOutcomeChangesNothing(t *testing.T) {
 	slow := newBlockingProcessor("T")
 	w.Run(newWorker(w, config(), ignoringProcessor{slow})) // the lease is long, so the worker does not notice that it lost the job
 	stagetest.Receive(t, slow.started, "the job's start")
-	r, err := ledger.Reclaim(t.Context(), w.Conn.Cmd, w.P, "T", 0, 10, 5)
+	r, err := ledger.Reclaim(t.Context(), w.Conn.Cmd, w.P, "T", 0, 10, 5, false)
 	require.NoError(t, err)
 	require.Equal(t, 1, r.Taken)
 	require.Equal(t, api.Counts{Accepted: 1, NonReady: 1}, w.Counts("g"))

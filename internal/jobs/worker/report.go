@@ -93,7 +93,7 @@ func (f *feed) reportBatch(ctx context.Context, batch []*task) {
 	typ, groups := batch[0].Type, f.groupOutcomes(batch)
 	var r ledger.OutcomeReply
 	err := f.retryStep(ctx, "report outcomes", func(ctx context.Context) (err error) {
-		r, err = ledger.Outcome(ctx, f.w.Conn.Cmd, f.partition, typ, f.w.cfg.Congestion, groups)
+		r, err = ledger.Outcome(ctx, f.w.Conn.Cmd, f.partition, typ, f.w.waits.Load().congestion, groups)
 		return err
 	})
 	if err != nil && len(batch) > 1 && ctx.Err() == nil {
@@ -197,16 +197,20 @@ func (f *feed) otherOutcome(t *task) ledger.OtherJob {
 		Code:      t.verdict.Code,
 		Text:      t.verdict.Message,
 	}
+	waits := f.w.waits.Load()
 	rules := Rules{
 		MaxRetries: f.w.cfg.retriesOf(t.terms), MaxThrottles: f.w.cfg.MaxThrottles,
-		Backoff: f.w.cfg.Backoff, MaxBackoff: f.w.cfg.MaxBackoff,
+		Backoff: waits.backoff, MaxBackoff: waits.maxBackoff,
 	}
 	kind, wait := rules.Next(t.verdict, t.Retries, t.Throttles)
+	refused := t.refusedWithOthers(f.w.cfg.MaxThrottles)
 	switch {
 	case t.released && !t.inFlight:
 		o.Kind = ledger.OutcomeUnstarted
 	case t.released:
 		o.Kind = ledger.OutcomeReleased
+	case refused:
+		o.Kind, o.Throttles, o.Delay = ledger.OutcomeRetry, t.Throttles+1, jittered(rules.wait(0))
 	case kind == processor.Throttle:
 		o.Kind, o.Throttles, o.Delay = ledger.OutcomeThrottled, t.Throttles+1, wait
 		if t.verdict.After == 0 {

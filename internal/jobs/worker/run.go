@@ -29,19 +29,26 @@ var (
 	errShutdown  = errors.New("the worker is shutting down")
 )
 
-// serve runs tasks in slot sl until the slot is closed or abandoned. Jobs run under ctx. It
+// serve runs tasks and batches in slot sl until the slot is closed or abandoned. Jobs run under
+// workCtx, those of batches start under ctx. It
 // releases a task whose group was cancelled, or whose lease was lost, before it began.
-func (w *Worker) serve(ctx context.Context, sl *slot) {
+func (w *Worker) serve(ctx, workCtx context.Context, sl *slot) {
 	abandoned, returned := false, false
 	defer func() {
 		if !returned && !abandoned {
-			go w.serve(ctx, sl) // a processor has ended this goroutine by runtime.Goexit
+			go w.serve(ctx, workCtx, sl) // a processor has ended this goroutine by runtime.Goexit
 		}
 	}()
-	for t := w.slots.next(sl); t != nil; t = w.slots.next(sl) {
-		if t.ctx.stopCause() != nil {
+	for t, b := w.slots.next(sl); t != nil || b != nil; t, b = w.slots.next(sl) {
+		switch {
+		case b != nil:
+			w.runBatch(ctx, workCtx, b, &abandoned)
+		case t.ctx.stopCause() != nil:
 			release(t)
-		} else if w.runTask(ctx, t, &abandoned); abandoned {
+		default:
+			w.runTask(workCtx, t, &abandoned)
+		}
+		if abandoned {
 			return // replaceSlot has removed this slot from the pool
 		}
 	}
@@ -72,6 +79,7 @@ func (w *Worker) runTask(ctx context.Context, t *task, abandoned *bool) {
 		}
 		cause := t.ctx.endCause(now)
 		w.setOutcome(t, span, end, cause, now, limit)
+		w.meanRunTime.add(t.runTime)
 		defer t.feed.reports.add(t)
 		if end.err != nil && w.hasShortTimeout(t) && errors.Is(cause, context.DeadlineExceeded) {
 			t.returnPass(context.Canceled)
@@ -111,24 +119,31 @@ func (w *Worker) callProcessor(ctx context.Context, t *task, pass processor.Pass
 	}()
 	switch {
 	case t.loadedPayload == "":
-		end.err = processor.Permanent("PAYLOAD_LOST", errors.New("the job's payload is no longer in Redis"))
+		end.err = errPayloadLost
 	case t.admitErr != nil:
 		end.err = t.admitErr
 	default:
 		if pass != nil {
 			ctx = pass.Into(ctx)
 		}
-		job := t.job()
-		job.RetriesLeft = max(0, w.cfg.retriesOf(t.terms)-t.Retries)
 		var result any
-		if result, end.err = t.proc.Process(ctx, job); end.err == nil {
+		if result, end.err = t.proc.Process(ctx, w.jobOf(t)); end.err == nil {
 			end.result, end.err = EncodeResult(result)
 		}
 	}
 	end.verdict, end.whole = processor.Classify(end.err), true
 }
 
-// job returns the job as Admit gets it; for Process, callProcessor adds RetriesLeft. Before the job
+var errPayloadLost = processor.Permanent("PAYLOAD_LOST", errors.New("the job's payload is no longer in Redis"))
+
+// jobOf returns the job of a started task.
+func (w *Worker) jobOf(t *task) processor.Job {
+	job := t.job()
+	job.RetriesLeft = max(0, w.cfg.retriesOf(t.terms)-t.Retries)
+	return job
+}
+
+// job returns the job as Admit gets it; for Process, jobOf adds RetriesLeft. Before the job
 // is started, Tenant and LastError are empty.
 func (t *task) job() processor.Job {
 	return processor.Job{
@@ -140,11 +155,12 @@ func (t *task) job() processor.Job {
 
 // panicked logs that the task's processor, or its pass, has panicked with the value r, or has ended
 // its goroutine (r is nil), and returns the error for the outcome of the attempt. It must be called
-// in the deferred function that recovers.
-func (w *Worker) panicked(t *task, r any) error {
-	w.Tel.Log.Error("processor panicked", "group", t.Group, "ordinal", t.Ordinal,
+// in the deferred function that recovers. attrs are further attributes of the log line; of a call, t is
+// its first job.
+func (w *Worker) panicked(t *task, r any, attrs ...any) error {
+	w.Tel.Log.Error("processor panicked", append(attrs, "group", t.Group, "ordinal", t.Ordinal,
 		"attempt", t.currentAttempt, "type", t.Type,
-		"panic", panicText(r), "at", panickedAt(), "stack", string(debug.Stack()))
+		"panic", panicText(r), "at", panickedAt(), "stack", string(debug.Stack()))...)
 	return PanicError()
 }
 
@@ -187,11 +203,11 @@ func panickedAt() string {
 
 // setOutcome sets the task's outcome from what the processor returned. now is the time of its return
 // (see monotonicNow), cause why the context had ended by then, limit the job's timeout. A job that the
-// worker has stopped is released only if the processor returned an error. setOutcome also adds the run
-// time to the process's mean, and ends the span, if there is one.
+// worker has stopped is released only if the processor returned an error. Of a call's time, a job has
+// its share. setOutcome also ends the span, if there is one.
 func (w *Worker) setOutcome(t *task, span trace.Span, end attemptEnd, cause error, now int64, limit time.Duration) {
 	t.runTime, t.result, t.verdict = time.Duration(now-t.runStart), end.result, end.verdict
-	w.meanRunTime.add(t.runTime)
+	defer t.share()
 	switch {
 	case errors.Is(cause, context.DeadlineExceeded) && (end.err != nil || t.runTime >= limit):
 		t.verdict = processor.Classify(TimeoutError(limit)) // a result after the timeout does not count
@@ -257,11 +273,11 @@ func (c *jobContext) begin(parent context.Context, startedAt int64, timeout time
 }
 
 // stop ends the context with a cause. Before begin, it makes the context end as soon as it begins.
-// Only the first cause counts.
-func (c *jobContext) stop(cause error) {
+// Only the first cause counts, and first says whether this is the first.
+func (c *jobContext) stop(cause error) (first bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	first := c.cause == nil
+	first = c.cause == nil
 	if first {
 		c.cause = cause
 	}
@@ -271,6 +287,7 @@ func (c *jobContext) stop(cause error) {
 	case first && c.parent != nil && !c.finished:
 		c.create() // created now: a timeout that is already over must stay the cause
 	}
+	return first
 }
 
 // stopCause returns the cause of the first stop, or nil.
@@ -359,10 +376,12 @@ func TimeoutError(limit time.Duration) error {
 	return processor.Retry(processor.CodeTimeout, fmt.Errorf("timed out after %s", limit))
 }
 
+const codePanic = "PANIC"
+
 // PanicError returns the error of an attempt whose processor has panicked. Its job is retried, if
 // it has retries left. The error leaves the panic's value out, because it may contain a payload.
 func PanicError() error {
-	return processor.Retry("PANIC", errors.New("the processor panicked: see `processor panicked` in the worker's log"))
+	return processor.Retry(codePanic, errors.New("the processor panicked: see `processor panicked` in the worker's log"))
 }
 
 var noResult = []byte("null") // callers must not change it

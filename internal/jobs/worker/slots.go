@@ -29,14 +29,19 @@ type slotPool struct {
 	slots    []*slot     // the open slots; a closed one is not here, even if a task runs in it
 	idle     int         // slots that wait in next
 	waiting  []*task     // oldest first
-	active   int         // tasks that run in slots
-	isolated *task       // the suspect that runs now, outside the slots
+	batches  []*batchType
+	admit    func(*batch) // obtains the pass of a batch that was withdrawn for it
+	due      []*batch     // oldest first
+	active   int          // tasks and batches that run in slots
+	calls    int          // batches among them
+	isolated *task        // the suspect that runs now, outside the slots
 }
 
 // slot is guarded by the mutex of its pool.
 type slot struct {
 	closed bool
-	task   *task // the task that runs in the slot, or nil
+	task   *task  // the task that runs in the slot, or nil
+	batch  *batch // the batch that runs in the slot, or nil
 }
 
 func newSlotPool(size int) *slotPool {
@@ -84,7 +89,7 @@ func (s *slotPool) close() []*task {
 	defer s.mu.Unlock()
 	s.closed, s.size = true, 0
 	s.adjust()
-	return s.takeWaiting()
+	return append(s.takeWaiting(), s.takeGathered()...)
 }
 
 // adjust opens or closes slots until there are as many as size says. Before start it does nothing.
@@ -112,7 +117,7 @@ func (s *slotPool) block() []*task {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.blocked = true
-	return s.takeWaiting()
+	return append(s.takeWaiting(), s.takeGathered()...)
 }
 
 // unblock lets the slots begin tasks again.
@@ -145,46 +150,91 @@ func (s *slotPool) add(tasks []*task) bool {
 	return true
 }
 
-// next says that slot sl has ended its task, and returns its next one, the oldest that waits; it
-// waits until there is one. It returns nil as soon as the slot is closed, even if tasks wait.
-func (s *slotPool) next(sl *slot) *task {
+// next says that slot sl has ended its task or batch, and returns its next one, the one that has
+// waited longest; it waits until there is one. It returns nil as soon as the slot is closed, even if
+// tasks wait.
+func (s *slotPool) next(sl *slot) (*task, *batch) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if sl.task != nil {
-		s.active--
-		sl.task = nil
+	if sl.batch != nil {
+		s.calls--
 	}
-	for !sl.closed && (s.blocked || len(s.waiting) == 0) {
+	if sl.task != nil || sl.batch != nil {
+		s.active--
+		sl.task, sl.batch = nil, nil
+	}
+	var b *batch
+	for !sl.closed {
+		if b = nil; !s.blocked && len(s.batches) > 0 {
+			for b = s.firstBatch(); b != nil && b.of.gate != nil && b.pass == nil; b = s.firstBatch() {
+				s.withdraw(b)
+				b.of.gated++
+				go s.admit(b)
+			}
+		}
+		if !s.blocked && (len(s.waiting) > 0 || b != nil) {
+			break
+		}
 		s.idle++
 		s.change.Wait()
 		s.idle--
 	}
-	if sl.closed {
-		if len(s.waiting) > 0 {
-			s.change.Signal() // this slot may have consumed the signal of another one
-		}
-		return nil
+	switch {
+	case sl.closed:
+		s.change.Signal() // this slot may have consumed the signal of another one
+		return nil, nil
+	case b != nil && (len(s.waiting) == 0 || b.oldest.Before(s.waiting[0].startedAt)):
+		s.take(b)
+		// The tasks become active here: isolation, which blocks the pool first, then waits for them.
+		b.of.w.held.move(stateGathering, stateAdmitted, b.tasks...)
+		sl.batch = b
+		s.calls++
+	default:
+		sl.task = s.waiting[0]
+		s.waiting[0] = nil
+		s.waiting = s.waiting[1:]
 	}
-	sl.task = s.waiting[0]
-	s.waiting[0] = nil
-	s.waiting = s.waiting[1:]
 	s.active++
-	return sl.task
+	return sl.task, sl.batch
+}
+
+// setTasks sets which tasks of a batch were started.
+func (s *slotPool) setTasks(b *batch, tasks []*task) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b.tasks = tasks
+}
+
+// singles returns how many slots run no batch.
+func (s *slotPool) singles() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return max(0, s.size-s.calls)
 }
 
 // replaceSlot removes the slot of a task that was abandoned, and opens a new slot if the pool has
 // too few then. The old slot's goroutine ends when the processor returns. replaceSlot does nothing
-// for a suspect, which runs in no slot.
-func (s *slotPool) replaceSlot(t *task) {
+// for a suspect, which runs in no slot, nor for further tasks of a batch; it returns false for these.
+func (s *slotPool) replaceSlot(t *task) (first bool) {
 	if t.suspect() {
-		return
+		return true
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if b := t.call; b != nil {
+		if b.replaced {
+			return false
+		}
+		b.replaced = true
+		s.calls--
+	}
 	s.active--
 	s.goroutines.Done()
-	s.slots = slices.DeleteFunc(s.slots, func(sl *slot) bool { return sl.task == t })
+	s.slots = slices.DeleteFunc(s.slots, func(sl *slot) bool {
+		return sl.task == t || sl.batch != nil && sl.batch == t.call
+	})
 	s.adjust()
+	return true
 }
 
 // setIsolated records which suspect runs now, outside the slots; nil: none.
@@ -217,6 +267,15 @@ func (s *slotPool) takeOverdue(runTime time.Duration, now time.Time) (overdue []
 	}
 	clear(s.waiting[len(stay):])
 	s.waiting = stay
+	soon = int64(s.size) * int64(maxSlotWait) / int64(max(runTime, time.Microsecond))
+	for i := len(s.due) - 1; i >= 0 && int64(i) >= soon; i-- {
+		b := s.due[i]
+		if now.Sub(b.oldest) >= b.of.options.Wait+maxSlotWait && (b.pass == nil || s.size == 0) {
+			overdue = append(overdue, b.tasks...)
+			go b.returnPass(errNotStarted)
+			s.take(b)
+		}
+	}
 	return overdue
 }
 
@@ -235,6 +294,13 @@ func (s *slotPool) running(n int) (ids []string, since map[string]time.Time) {
 	add(s.isolated)
 	for _, sl := range s.slots {
 		add(sl.task)
+		if sl.batch != nil {
+			for _, t := range sl.batch.tasks {
+				if t.currentState() == stateRunning {
+					add(t)
+				}
+			}
+		}
 	}
 	return ids, since
 }
@@ -249,8 +315,12 @@ func (s *slotPool) meanRunningTime(now int64) time.Duration {
 	}
 	sum, n := int64(0), int64(0)
 	for _, sl := range s.slots[:min(len(s.slots), 100)] {
-		if sl.task != nil && sl.task.currentState() == stateRunning {
-			sum += now - sl.task.runStart
+		t := sl.task
+		if sl.batch != nil && len(sl.batch.tasks) > 0 {
+			t = sl.batch.tasks[0]
+		}
+		if t != nil && t.currentState() == stateRunning {
+			sum += now - t.runStart
 			n++
 		}
 	}
@@ -304,11 +374,16 @@ func (w *Worker) abandon(t *task, attempt error, outcome func()) {
 		return
 	}
 	t.runTime = time.Duration(monotonicNow() - t.runStart)
+	t.share()
 	outcome()
 	t.returnPass(attempt)
-	w.Tel.Log.Warn("abandoned a processor that ignores the end of its context",
-		"type", t.Type, "group", t.Group, "ordinal", t.Ordinal, "attempt", t.currentAttempt)
-	w.slots.replaceSlot(t)
+	if t.call != nil {
+		t.call.returnPass(attempt)
+	}
+	if w.slots.replaceSlot(t) {
+		w.Tel.Log.Warn("abandoned a processor that ignores the end of its context",
+			"type", t.Type, "group", t.Group, "ordinal", t.Ordinal, "attempt", t.currentAttempt)
+	}
 	t.feed.reports.add(t)
 }
 
@@ -319,7 +394,7 @@ func (w *Worker) expectedRunTime() time.Duration {
 	return max(w.meanRunTime.value(), w.slots.meanRunningTime(monotonicNow()))
 }
 
-// renewLeases renews the leases of all tracked tasks (see heldTasks). It ends the context of a job
+// renewLeases renews the leases of all tracked tasks (see heldTasks), and of those that gather. It ends the context of a job
 // without an outcome whose lease was lost. It returns at the first error; the next call renews the
 // leases that this one did not reach.
 func (w *Worker) renewLeases(ctx context.Context) error {
@@ -328,7 +403,12 @@ func (w *Worker) renewLeases(ctx context.Context) error {
 		typ       string
 	}
 	byStream := map[readyStream][]*task{}
-	for _, t := range w.held.tasks() {
+	tracked := w.held.tasks()
+	attempts := map[*task]int{}
+	for _, t := range tracked {
+		attempts[t] = t.currentAttempt
+	}
+	for _, t := range append(tracked, w.slots.gathered()...) {
 		key := readyStream{t.feed.partition, t.Type}
 		byStream[key] = append(byStream[key], t)
 	}
@@ -336,11 +416,15 @@ func (w *Worker) renewLeases(ctx context.Context) error {
 		for chunk := range slices.Chunk(tasks, maxBatch) {
 			jobs := make([]ledger.Held, len(chunk))
 			for i, t := range chunk {
+				attempt, started := attempts[t]
+				if !started {
+					attempt = t.Attempt
+				}
 				jobs[i] = ledger.Held{
 					Entry:   t.entryID,
 					Group:   t.Group,
 					Ordinal: t.Ordinal,
-					Attempt: t.currentAttempt,
+					Attempt: attempt,
 					Known:   t.currentState() >= stateEnded || t.ctx.stopCause() != nil,
 				}
 			}
@@ -352,8 +436,12 @@ func (w *Worker) renewLeases(ctx context.Context) error {
 				if !jobs[i].Known {
 					w.metrics.LeasesLost(1)
 				}
-				if chunk[i].currentState() < stateEnded {
+				switch _, started := attempts[chunk[i]]; {
+				case chunk[i].currentState() >= stateEnded:
+				case started:
 					chunk[i].stop(errLeaseLost)
+				default:
+					chunk[i].ctx.stop(errLeaseLost) // a slot may be setting the call of what gathered
 				}
 			}
 		}

@@ -18,6 +18,8 @@ import (
 //	  └──► admitting ──► admitted ──┘          ▲
 //	           └───────────────────────────────┘
 //
+// Of a batch type, gathering takes the place of admitting.
+//
 // A task also goes from read or admitted to ended, when it is released before it runs, and to gone,
 // when Redis says that its entry is stale.
 //
@@ -34,7 +36,8 @@ type state uint32
 const (
 	stateRead      state = 1 << iota // waits for its start, for isolation, or for a slot
 	stateAdmitting                   // of a gated type: Admit runs
-	stateAdmitted                    // of a gated type: like read, with its pass
+	stateGathering                   // of a batch type: waits for further jobs of its batch, or for a slot
+	stateAdmitted                    // of a gated type: like read, with its pass; of a batch type: in its slot
 	stateRunning                     // its processor runs
 	stateEnded                       // has an outcome, which is being reported
 	stateGone                        // reported, or was stale
@@ -88,6 +91,10 @@ type task struct {
 	admitErr      error          // an error of Admit that decides about the job instead of Process
 	stopAdmission context.CancelCauseFunc
 
+	// Only of a batch type.
+	batchType *batchType
+	call      *batch // the call that the task is part of; nil: it runs alone. Set before track
+
 	place int // 1 + index in the list of tracked tasks; 0: not there. Guarded by heldTasks.mu
 
 	// Any goroutine may use these.
@@ -113,7 +120,9 @@ func (t *task) size() int { return len(t.result) + len(t.Queued) + len(t.verdict
 // stop ends the processor's context, now or as soon as it begins, and the task's wait for a pass. A
 // suspect's wait goes on: it ends with the contexts of admitAlone and Admit.
 func (t *task) stop(cause error) {
-	t.ctx.stop(cause)
+	if t.ctx.stop(cause) && t.call != nil {
+		t.call.stop(cause)
+	}
 	if t.stopAdmission != nil {
 		t.stopAdmission(cause)
 	}
@@ -124,9 +133,9 @@ func (t *task) stop(cause error) {
 // read of t, and a renewal of t's attempt must not stop the attempt that starts.
 func (t *task) forStart() *task {
 	n := &task{
-		Job: t.Job, entryID: t.entryID, currentAttempt: t.Attempt, feed: t.feed, proc: t.proc,
+		Job: t.Job, entryID: t.entryID, currentAttempt: t.Attempt, terms: t.terms, feed: t.feed, proc: t.proc,
 		loadedPayload: t.loadedPayload, separatePayload: t.separatePayload, removed: t.removed,
-		gate: t.gate, pass: t.pass, admitErr: t.admitErr,
+		gate: t.gate, pass: t.pass, admitErr: t.admitErr, batchType: t.batchType,
 	}
 	n.state.Store(t.state.Swap(uint32(stateGone)))
 	t.pass = nil
@@ -169,8 +178,9 @@ var errNotStarted = processor.Deferred(0, "the job was not started")
 type heldTasks struct {
 	// These have no lock, because they change with each job.
 	all        number // all held tasks
-	active     number // those that do not wait for a pass
-	unfinished number // those that run, or will run without waiting for a pass
+	active     number // those that neither wait for a pass nor gather
+	batched    number // of the active ones, those of batch types
+	unfinished number // those that run, or will run without waiting for a pass; without batch types
 
 	// resumeAt is the number of unfinished tasks at which, or below which, the feeds are notified,
 	// once; -1: no notification is wanted
@@ -185,7 +195,8 @@ func newHeldTasks() *heldTasks {
 	h := &heldTasks{changed: make(chan struct{})}
 	h.unfinished.states = stateRead | stateAdmitted | stateRunning
 	h.active.states = h.unfinished.states | stateEnded
-	h.all.states = h.active.states | stateAdmitting
+	h.batched.states = h.active.states
+	h.all.states = h.active.states | stateAdmitting | stateGathering
 	h.resumeAt.Store(-1)
 	return h
 }
@@ -211,7 +222,9 @@ func (h *heldTasks) move(from, to state, tasks ...*task) bool {
 		g.ahead.moved(from, to, n)
 		g.admitted.moved(from, to, n)
 	}
-	if h.unfinished.moved(from, to, n) < 0 {
+	if tasks[0].batchType != nil {
+		h.batched.moved(from, to, n)
+	} else if h.unfinished.moved(from, to, n) < 0 {
 		// unfinished is written before resumeAt is read; setResumeAt writes resumeAt before it reads
 		// unfinished. So at least one of the two sees what the other has written.
 		resumeAt := h.resumeAt.Load()
@@ -242,11 +255,13 @@ func (h *heldTasks) track(tasks ...*task) {
 	}
 }
 
-// untrack removes a task from the tracked ones. It is still held.
-func (h *heldTasks) untrack(t *task) {
+// untrack removes tasks from the tracked ones. They are still held.
+func (h *heldTasks) untrack(tasks ...*task) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.drop(t)
+	for _, t := range tasks {
+		h.drop(t)
+	}
 }
 
 // drop removes a task from the tracked ones, if it is there. The caller holds the lock.

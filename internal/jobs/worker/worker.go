@@ -60,8 +60,8 @@ func (c Config) retriesOf(terms ledger.GroupTerms) int {
 // Create it with New, run it with Run.
 //
 // For each partition, one goroutine reads and starts jobs of ungated types and one reports
-// outcomes; for each gated type of each partition, another one reads jobs, and each job that waits
-// for a pass has its own. Each slot is a goroutine, and another one runs suspects alone. One
+// outcomes; for each gated type, and for each type with batches, of each partition, another one reads
+// jobs, and each job that waits for a pass has its own. Each slot is a goroutine, and another one runs suspects alone. One
 // goroutine each renews leases, looks for cancelled groups, publishes the status, and looks for
 // overdue jobs (watch). They share only what the fields below hold: each of these has a lock of its
 // own, is atomic, or is used by one goroutine.
@@ -70,11 +70,12 @@ type Worker struct {
 	stage.Process
 	cfg     Config
 	metrics *telemetry.WorkerMetrics
-	procs   map[string]processor.Processor
-	types   []string // the served types; each is either in ungated or in gates
+	procs   map[string]processor.Runner
+	types   []string // the served types; each is in ungated, in gates or in batches
 	ungated []string
-	gates   map[string]*gate // by type
-	feeds   []*feed          // one for each partition
+	gates   map[string]*gate      // by type
+	batches map[string]*batchType // by type
+	feeds   []*feed               // one for each partition
 
 	held        *heldTasks    // the tasks that were read and whose outcome is not reported yet
 	slots       *slotPool     // the started tasks that wait or run
@@ -83,6 +84,36 @@ type Worker struct {
 	meanRunTime movingAverage // mean run time of jobs of all types
 	stopping    atomic.Bool   // Run's ctx has ended
 	poolSizes   presence.PoolSizes
+	waits       atomic.Pointer[waits]
+}
+
+// waits are the settings of waits that may change while the process runs.
+type waits struct {
+	backoff, maxBackoff time.Duration
+	congestion          ledger.Congestion
+}
+
+// limitsInterval is how long a change of backoffs takes to reach a worker.
+const limitsInterval = time.Second
+
+// readLimits takes over the limits that were set while processes run.
+func (w *Worker) readLimits(ctx context.Context) error {
+	set, err := ledger.ReadLimitSettings(ctx, w.Conn.Cmd, w.Space)
+	if err != nil {
+		return err
+	}
+	n := waits{w.cfg.Backoff, w.cfg.MaxBackoff, w.cfg.Congestion}
+	if set.DefaultBackoff != nil {
+		n.backoff, n.congestion.Base = *set.DefaultBackoff, *set.DefaultBackoff
+	}
+	if set.MaxBackoff != nil {
+		n.maxBackoff, n.congestion.Cap = *set.MaxBackoff, *set.MaxBackoff
+	}
+	if set.RPS != nil {
+		n.congestion.RPS = ledger.RPSOf(*set.RPS, w.Space.Partitions())
+	}
+	w.waits.Store(&n)
+	return nil
 }
 
 // ErrNoProcessor is returned by New when Config.Types names a type that has no processor.
@@ -92,12 +123,13 @@ var ErrNoProcessor = errors.New("there is no processor for type")
 // goroutine, but makes the metrics show the worker's slots. It returns an error when two processors
 // have the same type, when the name of a type is invalid, when cfg.Types names a type that has no
 // processor (ErrNoProcessor), or when procs is empty.
-func New(p stage.Process, cfg Config, procs ...processor.Processor) (*Worker, error) {
+func New(p stage.Process, cfg Config, procs ...processor.Runner) (*Worker, error) {
 	w := &Worker{
 		Process: p, cfg: cfg, metrics: telemetry.NewWorkerMetrics(p.Tel.Meter),
-		procs: map[string]processor.Processor{}, held: newHeldTasks(), slots: newSlotPool(cfg.Count),
-		rates: newRates(), gates: map[string]*gate{},
+		procs: map[string]processor.Runner{}, held: newHeldTasks(), slots: newSlotPool(cfg.Count),
+		rates: newRates(), gates: map[string]*gate{}, batches: map[string]*batchType{},
 	}
+	w.waits.Store(&waits{cfg.Backoff, cfg.MaxBackoff, cfg.Congestion})
 	for _, p := range procs {
 		if !api.ValidID(p.Type()) {
 			return nil, fmt.Errorf("processor type %q: must be 1 to %d characters of A-Z a-z 0-9 . _ -",
@@ -126,10 +158,19 @@ func New(p stage.Process, cfg Config, procs ...processor.Processor) (*Worker, er
 	}
 	slices.Sort(w.types)
 	for _, typ := range w.types {
-		if g, ok := w.procs[typ].(processor.Gated); ok {
-			w.gates[typ] = newGate(w, typ, g)
-		} else {
+		switch proc := w.procs[typ].(type) {
+		case processor.Gated:
+			w.gates[typ] = newGate(w, typ, proc)
+		case processor.Processor:
 			w.ungated = append(w.ungated, typ)
+		case processor.Batcher:
+			b, err := newBatchType(w, typ, proc, p.Space.Partitions())
+			if err != nil {
+				return nil, fmt.Errorf("batches of type %s: %w", typ, err)
+			}
+			w.batches[typ], w.slots.batches = b, append(w.slots.batches, b)
+		default:
+			return nil, fmt.Errorf("processor of type %s (%T): must have the method Process or ProcessBatch", typ, proc)
 		}
 	}
 	w.isolation = newIsolation(w)
@@ -153,7 +194,8 @@ func (w *Worker) Run(ctx context.Context) error {
 	// Running jobs, lease renewal and reports must outlive ctx.
 	workCtx, endWork := context.WithCancel(context.WithoutCancel(ctx))
 	defer endWork()
-	w.slots.start(func(sl *slot) { w.serve(workCtx, sl) })
+	w.slots.admit = func(b *batch) { w.admitBatch(ctx, b) }
+	w.slots.start(func(sl *slot) { w.serve(ctx, workCtx, sl) })
 
 	feeds, periodic := w.Runner(), w.Runner()
 	var feeding, reporting, background sync.WaitGroup
@@ -164,10 +206,14 @@ func (w *Worker) Run(ctx context.Context) error {
 		for _, g := range w.gates {
 			feeds.Loop("read ready stream", "", (&gatedFeed{feed: f, gate: g}).step)
 		}
+		for _, b := range w.batches {
+			feeds.Loop("read ready stream", "", (&batchFeed{feed: f, of: b}).step)
+		}
 		reporting.Go(func() { f.reportOutcomes(workCtx) })
 	}
 	periodic.Every("renew leases", max(w.cfg.Lease/3, time.Millisecond), w.renewLeases)
 	periodic.Every("look for cancelled groups", cancelInterval, w.stopCancelled)
+	periodic.Every("read limits", limitsInterval, w.readLimits)
 	periodic.Every("status", presence.Interval, w.publishStatus)
 	periodic.Every("watchdog", watchdogInterval, w.watch)
 	feeding.Go(func() { _ = feeds.Run(ctx) })
@@ -261,7 +307,7 @@ func (w *Worker) Status() api.WorkerStatus {
 	size, active := w.slots.sizeAndActive()
 	current, _ := w.slots.running(20)
 	return api.WorkerStatus{
-		ID: w.ID, Version: w.Version, Layouts: w.Layouts, Types: w.types, Workers: size, Active: active, Idle: max(0, size-active),
+		ID: w.ID, Version: w.Version, Layouts: w.Layouts, Limits: w.Limits, Types: w.types, Workers: size, Active: active, Idle: max(0, size-active),
 		CurrentJobs: current, ShuttingDown: w.stopping.Load(), SeenAt: time.Now(),
 	}
 }
@@ -276,6 +322,7 @@ func (w *Worker) publishStatus(ctx context.Context) error {
 	r := presence.WorkerReport{WorkerStatus: w.Status()}
 	_, r.RunningSince = w.slots.running(200)
 	r.StartedPerSecond, r.RunMS = w.rates.report(time.Now())
+	r.BatchSizes = w.batchSizes()
 	r.PermissionsPerSecond, r.NoPermissionUntil = map[string]float64{}, map[string]time.Time{}
 	for typ, g := range w.gates {
 		a := g.availability()

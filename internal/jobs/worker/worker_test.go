@@ -422,14 +422,14 @@ func TestNewRefuses(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
 		types []string
-		procs []processor.Processor
+		procs []processor.Runner
 		want  string
 	}{
 		"no processor":               {nil, nil, "at least one"},
-		"two of a type":              {nil, []processor.Processor{processorReturning("T", nil, nil), processorReturning("T", nil, nil)}, "two processors for type T"},
-		"a type without a processor": {[]string{"X"}, []processor.Processor{processorReturning("T", nil, nil)}, `no processor for type "X"`},
-		"a type in lower case":       {[]string{"t"}, []processor.Processor{processorReturning("T", nil, nil)}, `no processor for type "t"; did you mean T?`},
-		"an invalid type":            {nil, []processor.Processor{processorReturning("{T}", nil, nil)}, `processor type "{T}"`},
+		"two of a type":              {nil, []processor.Runner{processorReturning("T", nil, nil), processorReturning("T", nil, nil)}, "two processors for type T"},
+		"a type without a processor": {[]string{"X"}, []processor.Runner{processorReturning("T", nil, nil)}, `no processor for type "X"`},
+		"a type in lower case":       {[]string{"t"}, []processor.Runner{processorReturning("T", nil, nil)}, `no processor for type "t"; did you mean T?`},
+		"an invalid type":            {nil, []processor.Runner{processorReturning("{T}", nil, nil)}, `processor type "{T}"`},
 	} {
 		cfg := config()
 		cfg.Types = tt.types
@@ -542,7 +542,7 @@ var workerCount atomic.Int64
 
 // newWorker creates a worker with these processors, its own connection and its own process id. It
 // does not run it. At the end of the test, after its Run, the worker must count no task any more.
-func newWorker(w *stagetest.World, cfg worker.Config, procs ...processor.Processor) *worker.Worker {
+func newWorker(w *stagetest.World, cfg worker.Config, procs ...processor.Runner) *worker.Worker {
 	w.T.Helper()
 	id := "worker-" + string(rune('a'+workerCount.Add(1)%26)) + time.Now().Format("150405.000000000")
 	wk, err := worker.New(stagetest.Process(w, id), cfg, procs...)

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/bulkaction/bulkaction/internal/calls/egress"
+	"github.com/bulkaction/bulkaction/internal/calls/webhook"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
@@ -27,6 +29,7 @@ type Config struct {
 	// Processors are the sections of the built-in processors: a pointer to a struct whose fields are
 	// tagged like these. nil: the program has none, and knows only the names of their variables.
 	Processors any
+	Callback   CallbackConfig  `section:"Callbacks" envPrefix:"CALLBACK_"`
 	Retention  RetentionConfig `section:"Retention" envPrefix:"RETENTION_"`
 	Audit      AuditConfig     `section:"Audit" envPrefix:"AUDIT_"`
 	Broker     BrokerConfig    `section:"Waiting room" envPrefix:"BROKER_"`
@@ -101,7 +104,8 @@ type FairQueueConfig struct {
 
 // BackpressureConfig sets the rate limit and the bounds of the ready streams.
 type BackpressureConfig struct {
-	// Global rate limit, in permits per second for all tenants together; 0: no limit.
+	// Global rate limit, in permits per second for all tenants together; 0: no limit. `bulkaction
+	// limit set` changes it, SHARE and the two backoffs while processes run.
 	GlobalRPS int `env:"GLOBAL_RPS" envDefault:"10000" min:"0" max:"1000000000" unit:"jobs a second"`
 	// How active tenants share the global limit, by their weights. elastic: other tenants may
 	// borrow the unused part of a share; static: they may not.
@@ -244,6 +248,29 @@ type AuthConfig struct {
 	TrustedProxies []string `env:"API_TRUSTED_PROXIES" check:"networks"`
 }
 
+// CallbackConfig sets how tenants' endpoints are told of the ends of groups.
+type CallbackConfig struct {
+	// File with the key, at least 32 bytes, from which the secrets of tenants are derived that sign
+	// callbacks. ingest and watcher need the same. Without it there are no callbacks.
+	MasterKeyFile string `env:"MASTER_KEY_FILE" check:"file"`
+	// Allows URLs with http://. Everybody on the way can read and replay what is sent to them.
+	AllowHTTP bool `env:"ALLOW_HTTP" envDefault:"false"`
+	// Lets callbacks go to every address, also private and loopback addresses.
+	AllowPrivate bool `env:"ALLOW_PRIVATE" envDefault:"false"`
+	// Networks to which callbacks may go although they are not public, such as 10.1.0.0/16.
+	AllowedCIDRs []string `env:"ALLOWED_CIDRS" check:"networks"`
+	// Calls that a watcher makes at once, of these at most 2 to one endpoint.
+	Concurrency int `env:"CONCURRENCY" envDefault:"10" min:"1" max:"1000" unit:"calls"`
+}
+
+// Policy says which URLs callbacks may have.
+func (c CallbackConfig) Policy() webhook.Policy {
+	return webhook.Policy{
+		Policy:    egress.Policy{AllowPrivate: c.AllowPrivate, AllowedCIDRs: networks(c.AllowedCIDRs)},
+		AllowHTTP: c.AllowHTTP,
+	}
+}
+
 // RetentionConfig sets how long data of ended groups and messages is kept.
 type RetentionConfig struct {
 	// How long ended groups are kept, with their counts, aggregates and failures. If message ids or
@@ -260,6 +287,8 @@ type RetentionConfig struct {
 	DeadLetters time.Duration `env:"DEAD_LETTERS" envDefault:"720h" min:"1s" max:"87600h"`
 	// How long the events on the stream events are kept.
 	Events time.Duration `env:"EVENTS" envDefault:"168h" min:"1s" max:"87600h"`
+	// How long callbacks are kept that could not be delivered.
+	Callbacks time.Duration `env:"CALLBACKS" envDefault:"168h" min:"1s" max:"87600h"`
 	// How long entries of the activity log are kept; there are at most about 100,000.
 	Activity time.Duration `env:"ACTIVITY" envDefault:"2160h" min:"1s" max:"87600h"`
 }

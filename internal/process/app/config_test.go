@@ -56,7 +56,7 @@ func TestDefaults(t *testing.T) {
 	require.Equal(t, IngestConfig{APIAddr: "127.0.0.1:8080", Serve: []string{"api", "ui"}, MaxConnections: 4096, MaxBacklog: 10_000_000, MaxMemoryRatio: 0.9}, c.Ingest)
 	require.Equal(t, RetentionConfig{
 		Groups: 168 * time.Hour, Results: 168 * time.Hour, MessageIDs: 24 * time.Hour, IdempotencyKeys: 24 * time.Hour,
-		DeadLetters: 720 * time.Hour, Events: 168 * time.Hour, Activity: 2160 * time.Hour,
+		DeadLetters: 720 * time.Hour, Events: 168 * time.Hour, Callbacks: 7 * 24 * time.Hour, Activity: 2160 * time.Hour,
 	}, c.Retention)
 	require.Equal(t, TelemetryConfig{AdminAddr: "127.0.0.1:0", LogLevel: "info", LogFormat: "json"}, c.Telemetry)
 	limits := credential.Limits{
@@ -66,7 +66,8 @@ func TestDefaults(t *testing.T) {
 	processors := c.Processors.(*processors)
 	require.Equal(t, "127.0.0.1", processors.SMTP.Host)
 	require.Equal(t, httpcall.Config{
-		Timeout: 30 * time.Second, MaxResponseBytes: 65536, MaxIdleConnsPerHost: 64, Limits: limits,
+		Timeout: 30 * time.Second, MaxResponseBytes: 65536, MaxIdleConnsPerHost: 64,
+		BatchSize: 100, BatchWait: 50 * time.Millisecond, Limits: limits,
 	}, processors.HTTP)
 	require.Equal(t, push.Config{Limits: limits, Timeout: 30 * time.Second}, processors.Push)
 	require.Equal(t, limits, processors.SMTP.Limits)
@@ -106,7 +107,7 @@ func TestEveryVariableIsRead(t *testing.T) {
 		got := bound(&c, v.Name)
 		require.Equal(t, number(v.field.Type, strings.NewReplacer("true", "1").Replace(value)), asNumber(got.value), v.Name)
 	}
-	require.Len(t, names, 152)
+	require.Len(t, names, 160)
 	for _, name := range []string{"REDIS_URL", "SMTP_PASSWORD", "HTTP_PROCESSOR_ALLOW_PRIVATE", "PUSH_ACCOUNTS_FILE", "SMTP_ACCOUNTS_FILE", "SMTP_ACCOUNT_RATE", "RETENTION_EVENTS", "WORKER_TYPES"} {
 		require.True(t, names[envPrefix+name], name)
 	}

@@ -40,7 +40,7 @@ type Config struct {
 // watch of the files of accounts.
 func Create(
 	ctx context.Context, p *app.Process, guards *guard.Client,
-) (list []processor.Processor, stop func(), err error) {
+) (list []processor.Runner, stop func(), err error) {
 	set := &processors{
 		process: p, config: p.Config.Processors.(*Config),
 		lender: lending.Lender{
@@ -58,7 +58,7 @@ type processors struct {
 	process *app.Process
 	config  *Config
 	lender  lending.Lender
-	list    []processor.Processor
+	list    []processor.Runner
 	files   []reloader // processors that have read a file of accounts
 }
 
@@ -89,7 +89,7 @@ func (s *processors) create(ctx context.Context) error {
 		}
 		s.process.OnStop("connections of "+p.Type(), func(context.Context) error { return p.Close() })
 		s.list = append(s.list, p)
-		if further, ok := p.(interface{ Types() []processor.Processor }); ok {
+		if further, ok := p.(interface{ Types() []processor.Runner }); ok {
 			s.list = append(s.list, further.Types()...)
 		}
 		if file, ok := p.(reloader); ok {

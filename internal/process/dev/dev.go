@@ -141,7 +141,7 @@ func tokenKeys(environ []string) (path string, remove func(), err error) {
 // builtInTypes returns the job types, separated by commas, for which a worker with this environment
 // has built-in processors.
 func builtInTypes(environ []string) string {
-	types, accounts := "SEND_EMAIL,HTTP,NOOP", ""
+	types, accounts := "SEND_EMAIL,HTTP,HTTP_BATCH,NOOP", ""
 	for _, variable := range environ {
 		if value, ok := strings.CutPrefix(variable, "BULKACTION_PUSH_ACCOUNTS_FILE="); ok {
 			accounts = value

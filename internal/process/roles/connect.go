@@ -41,8 +41,9 @@ func (b Base) of(p *app.Process) stage.Process {
 	for _, part := range append(slices.Clone(Layouts), layout.GuardPart) {
 		newest[part.Name] = part.Newest
 	}
+	limits := configured(p.Config)
 	return stage.Process{
-		ID: p.Instance, Version: app.Version(), Layouts: newest, Conn: b.Conn, Space: b.Space, Tel: p.Tel,
+		ID: p.Instance, Version: app.Version(), Layouts: newest, Limits: &limits, Conn: b.Conn, Space: b.Space, Tel: p.Tel,
 	}
 }
 
@@ -119,6 +120,7 @@ func Connect(ctx context.Context, p *app.Process) (Base, error) {
 	fit.Store(ctx.Err() == nil)
 	p.OnStop("check of rights", rights.start())
 	p.OnStop("check of the layout", watchLayouts(p, conn, space, use))
+	p.OnStop("check of the limits", watchLimits(p, conn, space))
 	return Base{Conn: conn, Space: space, Guards: guards, listening: func() { listening.Store(true) }}, nil
 }
 
@@ -154,6 +156,9 @@ func awaitFit(
 		}
 		if err == nil {
 			err = stage.CheckPartitions(ctx, conn, space)
+		}
+		if err == nil {
+			err = checkMeter(ctx, p, conn, space)
 		}
 		if call.IsMoved(err) && !conn.IsCluster() {
 			return stage.ErrOneNode
@@ -226,7 +231,51 @@ func watchLayouts(
 	p *app.Process, conn *redisx.Conn, space keyspace.Space, use func([]layout.Number),
 ) (stop func(context.Context) error) {
 	return background(func(ctx context.Context) {
-		layout.Watch(ctx, conn.Cmd, space.Layouts(), p.Tel.Log, use, p.Fail, Layouts...)
+		start := func(ctx context.Context) error {
+			err := startLayouts(ctx, conn, space, use)
+			if err == nil {
+				err = stage.CheckPartitions(ctx, conn, space)
+			}
+			if err == nil {
+				err = checkMeter(ctx, p, conn, space)
+			}
+			return err
+		}
+		layout.Watch(ctx, conn.Cmd, space.Layouts(), p.Tel.Log, use, p.Fail, start, Layouts...)
+	})
+}
+
+// checkMeter checks that the process counts permits as the installation does. A broker counts none.
+func checkMeter(ctx context.Context, p *app.Process, conn *redisx.Conn, space keyspace.Space) error {
+	if p.Role == "broker" {
+		return nil
+	}
+	return ledger.CheckMeter(ctx, conn.Cmd, space, meter(p.Config))
+}
+
+// watchLimits warns when the process that leads the limits has other global limits in its environment
+// than this one, until stop is called. The process stops if the installation counts permits in another
+// way by now: it was frozen meanwhile.
+func watchLimits(p *app.Process, conn *redisx.Conn, space keyspace.Space) (stop func(context.Context) error) {
+	own := configured(p.Config)
+	return background(func(ctx context.Context) {
+		for warned := own; p.Role != "broker" && redisx.Sleep(ctx, rightsInterval) == nil; {
+			if err := checkMeter(ctx, p, conn, space); errors.Is(err, ledger.ErrMeter) {
+				p.Fail(err)
+				return
+			}
+			set, err := ledger.ReadLimitSettings(ctx, conn.Cmd, space)
+			if err != nil || set.Leader == nil || *set.Leader == warned {
+				continue
+			}
+			if warned = *set.Leader; warned != own {
+				p.Tel.Log.Warn("the limits in the environment differ from those of the process that leads the limits; "+
+					"its rps and share are in effect, as far as the API has not set others: give all processes the same",
+					"rps", own.RPS, "share", own.Share, "default_backoff", own.DefaultBackoff, "max_backoff", own.MaxBackoff,
+					"leader_rps", warned.RPS, "leader_share", warned.Share, "leader_default_backoff", warned.DefaultBackoff,
+					"leader_max_backoff", warned.MaxBackoff)
+			}
+		}
 	})
 }
 

@@ -56,6 +56,10 @@ func serveAPI(reducers *reducer.Registry, listening func(addr string), consume b
 		if err != nil {
 			return err
 		}
+		told, err := callbacksOf(p.Config.Callback)
+		if err != nil {
+			return err
+		}
 		c := p.Config.Ingest
 		addrSetting := ""
 		if p.Embedded {
@@ -68,7 +72,7 @@ func serveAPI(reducers *reducer.Registry, listening func(addr string), consume b
 				return err
 			}
 		}
-		groups, decoder := store(p, b, reducers, appender), messages.Decoder{Ops: ops}
+		groups, decoder := store(p, b, reducers, appender, told), messages.Decoder{Ops: ops}
 		g, err := gateway.New(ctx, b.of(p), gateway.Config{
 			Addr:           c.APIAddr,
 			AddrSetting:    addrSetting,

@@ -17,6 +17,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/access/apikey"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
 	"github.com/bulkaction/bulkaction/internal/access/session"
+	"github.com/bulkaction/bulkaction/internal/calls/webhook"
 	"github.com/bulkaction/bulkaction/internal/jobs/groups"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/jobs/worker"
@@ -36,22 +37,48 @@ func (o Own) reducers() *reducer.Registry {
 	return o.Reducers
 }
 
-func rate(c app.Config) ledger.Rate {
-	b := c.Backpressure
-	return ledger.Rate{RPS: int64(b.GlobalRPS), Window: b.RateLimitWindow, Limiter: b.Limiter, Share: b.Share}
+func meter(c app.Config) ledger.Meter {
+	return ledger.Meter{Limiter: c.Backpressure.Limiter, Window: c.Backpressure.RateLimitWindow}
 }
 
-func store(p *app.Process, b Base, reducers *reducer.Registry, appender redis.Cmdable) *groups.Store {
+// configured returns the global limits of the environment that can be changed while processes run.
+func configured(c app.Config) api.ConfiguredLimits {
+	b := c.Backpressure
+	return api.ConfiguredLimits{
+		RPS: int64(b.GlobalRPS), Share: b.Share,
+		DefaultBackoff: b.DefaultBackoff.String(), MaxBackoff: b.MaxBackoff.String(),
+	}
+}
+
+// callbacksOf returns how callbacks are signed, and their rules.
+func callbacksOf(c app.CallbackConfig) (groups.Callbacks, error) {
+	all := groups.Callbacks{Policy: c.Policy()}
+	if c.MasterKeyFile == "" {
+		return all, nil
+	}
+	var err error
+	if all.Keys, err = webhook.ReadKeys(c.MasterKeyFile); err != nil {
+		err = fmt.Errorf("%w: BULKACTION_CALLBACK_MASTER_KEY_FILE: %w", app.ErrConfig, err)
+		if errors.Is(err, fs.ErrNotExist) {
+			err = fmt.Errorf("%w; make it with: bulkaction callback new-key %s", err, c.MasterKeyFile)
+		}
+	}
+	return all, err
+}
+
+func store(
+	p *app.Process, b Base, reducers *reducer.Registry, appender redis.Cmdable, callbacks groups.Callbacks,
+) *groups.Store {
 	c := p.Config
 	return groups.New(groups.Config{
 		MaxBacklog:          int64(c.Ingest.MaxBacklog),
 		MaxMemoryRatio:      c.Ingest.MaxMemoryRatio,
 		KeepIdempotencyKeys: c.Retention.IdempotencyKeys,
-		Rate:                rate(c),
-		Limiter:             c.Backpressure.Limiter,
-		LimiterMode:         c.Backpressure.Share,
+		Meter:               meter(c),
+		Configured:          configured(c),
 		RequireTenant:       c.Ingest.RequireTenant,
 		FairPolicy:          c.FairQueue.Policy == "fair",
+		Callbacks:           callbacks,
 		WaitReplicas:        c.Redis.WaitReplicas,
 		WaitTimeout:         c.Redis.CommandTimeout / 2, // so that the answer arrives before the timeout
 	}, b.Conn, b.Space, p.Tel, reducers, appender)

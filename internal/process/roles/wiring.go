@@ -16,11 +16,14 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/guard"
+	"github.com/bulkaction/bulkaction/internal/access/activity"
 	"github.com/bulkaction/bulkaction/internal/audit/checkers"
 	"github.com/bulkaction/bulkaction/internal/jobs/aggregator"
+	"github.com/bulkaction/bulkaction/internal/jobs/callbacks"
 	"github.com/bulkaction/bulkaction/internal/jobs/dispatcher"
 	"github.com/bulkaction/bulkaction/internal/jobs/fetcher"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
+	"github.com/bulkaction/bulkaction/internal/jobs/operations"
 	"github.com/bulkaction/bulkaction/internal/jobs/watcher"
 	"github.com/bulkaction/bulkaction/internal/jobs/worker"
 	"github.com/bulkaction/bulkaction/internal/process/app"
@@ -44,13 +47,15 @@ type Role func(context.Context, *app.Process, Base) error
 // Own is what a program adds to the roles that it runs, such as its processors. The zero value
 // serves no job type.
 type Own struct {
-	Processors []processor.Processor
+	Processors []processor.Runner
 	// BuiltIn creates processors that the worker serves besides (see package builtin); nil: none.
-	BuiltIn       func(context.Context, *app.Process, *guard.Client) (list []processor.Processor, stop func(), err error)
-	Middleware    []processor.Middleware // around all processors, the first one outermost
-	Reducers      *reducer.Registry      // nil: only the built-in ones
-	Listening     func(addr string)      // called with the API's address before it accepts submissions
-	RoomListening func(publicURL string) // called as soon as the broker's server answers requests
+	BuiltIn    func(context.Context, *app.Process, *guard.Client) (list []processor.Runner, stop func(), err error)
+	Middleware []processor.Middleware // around all processors, the first one outermost
+	// BatchMiddleware is around all batchers, the first one outermost
+	BatchMiddleware []processor.BatchMiddleware
+	Reducers        *reducer.Registry      // nil: only the built-in ones
+	Listening       func(addr string)      // called with the API's address before it accepts submissions
+	RoomListening   func(publicURL string) // called as soon as the broker's server answers requests
 	// RoomAnyPort lets the broker listen at a free port if its address is taken. A broker with a
 	// configured public URL does not: visitors would not find it.
 	RoomAnyPort bool
@@ -161,7 +166,8 @@ func Fetcher(ctx context.Context, p *app.Process, b Base) error {
 		Interval:    c.Worker.FetchInterval,
 		BatchSize:   c.Worker.FetchBatchSize,
 		ReadyCap:    c.Backpressure.ReadyQueueMaxSize,
-		Rate:        rate(c),
+		Meter:       meter(c),
+		Configured:  configured(c),
 		LaneWeights: [3]int(c.FairQueue.LaneWeights),
 		Alpha:       alpha,
 		KeepStats:   c.Congestion.StatsRetention,
@@ -177,7 +183,7 @@ func Dispatcher(ctx context.Context, p *app.Process, b Base) error {
 		BatchSize:  c.Backpressure.DispatchBatchSize,
 		FetchBatch: c.Worker.FetchBatchSize,
 		ReadyCap:   c.Backpressure.ReadyQueueMaxSize,
-		Rate:       rate(c),
+		Meter:      meter(c),
 		Lease:      c.Worker.Lease,
 		MaxLosses:  c.Worker.MaxDeliveries,
 		OnPermits:  HooksOf(ctx).Promoted,
@@ -187,7 +193,7 @@ func Dispatcher(ctx context.Context, p *app.Process, b Base) error {
 // Worker runs the role that runs jobs. Its admin server shows the slots (GET /pool) and changes
 // their number (PUT /pool).
 func (o Own) Worker(ctx context.Context, p *app.Process, b Base) error {
-	var procs []processor.Processor
+	var procs []processor.Runner
 	if o.BuiltIn != nil {
 		builtIn, stop, err := o.BuiltIn(ctx, p, b.Guards)
 		if err != nil || ctx.Err() != nil {
@@ -211,7 +217,7 @@ func (o Own) Worker(ctx context.Context, p *app.Process, b Base) error {
 		congestion = ledger.Congestion{
 			Base:      c.Congestion.BaseBackoff,
 			Cap:       c.Congestion.MaxBackoff,
-			RPS:       rate(c).RPSOf(b.Space.Partitions()),
+			RPS:       ledger.RPSOf(int64(c.Backpressure.GlobalRPS), b.Space.Partitions()),
 			KeepStats: c.Congestion.StatsRetention,
 		}
 	}
@@ -242,10 +248,15 @@ func (o Own) Worker(ctx context.Context, p *app.Process, b Base) error {
 
 // withMiddleware returns processors, of which the last are the program's own, with its middleware.
 // The error names what is nil, or panics in its use.
-func (o Own) withMiddleware(p *app.Process, procs []processor.Processor) ([]processor.Processor, error) {
+func (o Own) withMiddleware(p *app.Process, procs []processor.Runner) ([]processor.Runner, error) {
 	for i, m := range o.Middleware {
 		if m == nil {
 			return nil, fmt.Errorf("middleware %d is nil", i)
+		}
+	}
+	for i, m := range o.BatchMiddleware {
+		if m == nil {
+			return nil, fmt.Errorf("batch middleware %d is nil", i)
 		}
 	}
 	builtIn := len(procs) - len(o.Processors)
@@ -255,7 +266,12 @@ func (o Own) withMiddleware(p *app.Process, procs []processor.Processor) ([]proc
 			return nil, fmt.Errorf("%s is nil (%T)", name, proc)
 		}
 		err := p.Guard(fmt.Sprintf("%s (%T) or its middleware", name, proc), func() error {
-			procs[i] = processor.Use(proc, o.Middleware...)
+			switch proc := proc.(type) {
+			case processor.Processor:
+				procs[i] = processor.Use(proc, o.Middleware...)
+			case processor.Batcher:
+				procs[i] = processor.UseBatch(proc, o.BatchMiddleware...)
+			}
 			_ = proc.Type() // the worker calls it, too
 			return nil
 		})
@@ -279,7 +295,12 @@ func (o Own) Watcher(ctx context.Context, p *app.Process, b Base) error {
 	if err != nil {
 		return err
 	}
+	told, err := callbacksOf(p.Config.Callback)
+	if err != nil {
+		return err
+	}
 	r := p.Config.Retention
+	acts := activity.New(b.Conn.Cmd, b.Space, r.Activity, p.Tel.Log)
 	return watcher.New(b.of(p), watcher.Config{
 		Interval: 30 * time.Second, NoProcessorTimeout: p.Config.Worker.NoProcessorTimeout,
 		Retention: watcher.Retention{
@@ -288,6 +309,7 @@ func (o Own) Watcher(ctx context.Context, p *app.Process, b Base) error {
 			MessageIDs:  r.MessageIDs,
 			DeadLetters: r.DeadLetters,
 			Events:      r.Events,
+			Callbacks:   r.Callbacks,
 		},
 		Audit: watcher.Audit{
 			Interval:     p.Config.Audit.Interval,
@@ -296,8 +318,10 @@ func (o Own) Watcher(ctx context.Context, p *app.Process, b Base) error {
 			Others:       checkers.CheckRoomsOf,
 			OtherLaws:    checkers.Laws,
 		},
-		Guards: b.Guards,
-	}, store(p, b, o.reducers(), nil), events).Run(ctx)
+		Guards:     b.Guards,
+		Operations: operations.New(b.Conn, b.Space, p.Tel.Log, acts),
+		Callbacks:  callbacks.Config{Callbacks: told, Concurrency: p.Config.Callback.Concurrency, Activity: acts},
+	}, store(p, b, o.reducers(), nil, told), events).Run(ctx)
 }
 
 // Broker runs the waiting room.

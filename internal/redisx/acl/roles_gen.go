@@ -7,10 +7,11 @@ var needs = map[string]need{
 	"ingest": {
 		scripts: []string{
 			"add", "append", "cancel", "change", "claim-unowned", "complete",
-			"control", "declare_room", "forget", "forget-dead-consumers", "heartbeat", "heartbeats",
-			"inspect", "layout", "leave", "limit_state", "pause", "release",
-			"renew", "renew-pending", "renew_token", "renumber", "reopen", "seal",
-			"setting", "snapshot", "sweep", "tenant_state", "wait", "why",
+			"control", "declare_room", "direct", "enlist", "forget", "forget-dead-consumers",
+			"heartbeat", "heartbeats", "inspect", "layout", "leave", "limit_state",
+			"pause", "redeliver", "release", "renew", "renew-pending", "renew_token",
+			"renumber", "reopen", "seal", "set_endpoint", "set_limits", "setting",
+			"snapshot", "sweep", "tenant_state", "wait", "why",
 		},
 		commands: []string{
 			"del", "eval", "evalsha", "exec", "exists", "get",
@@ -21,12 +22,13 @@ var needs = map[string]need{
 			"subscribe", "time", "unsubscribe", "wait", "xack", "xadd",
 			"xautoclaim", "xdel", "xgroup|create", "xlen", "xpending", "xrange",
 			"xreadgroup", "xrevrange", "zcard", "zcount", "zrange", "zrangebylex",
-			"zrevrangebyscore", "zscan", "zscore",
+			"zrevrange", "zrevrangebyscore", "zscan", "zscore",
 		},
 		keys: []string{
 			"activity", "auth:keys", "auth:session:*", "brokers", "dispatch:*", "guard:layout",
 			"guard:{*/*}:*", "history", "idempotency:*", "ingest", "ingest:*", "ingest:rejected",
-			"layout", "partitions", "pool-size:*", "stages", "workers", "{*}:*",
+			"layout", "limits", "partitions", "pool-size:*", "stages", "workers",
+			"{*}:*",
 		},
 		channels: []string{
 			"guard:wake:*",
@@ -35,7 +37,7 @@ var needs = map[string]need{
 	"fetcher": {
 		scripts: []string{
 			"admit", "heartbeat", "heartbeats", "layout", "lead", "policy",
-			"quota",
+			"quota", "set_limits",
 		},
 		commands: []string{
 			"blpop", "eval", "evalsha", "exists", "get", "hdel",
@@ -43,7 +45,7 @@ var needs = map[string]need{
 			"set", "setnx", "xpending", "zrange",
 		},
 		keys: []string{
-			"layout", "partitions", "stages", "workers", "{*}:*",
+			"layout", "limits", "partitions", "stages", "workers", "{*}:*",
 		},
 	},
 	"dispatcher": {
@@ -57,7 +59,7 @@ var needs = map[string]need{
 			"xpending", "zrange",
 		},
 		keys: []string{
-			"layout", "partitions", "stages", "workers", "{*}:*",
+			"layout", "limits", "partitions", "stages", "workers", "{*}:*",
 		},
 	},
 	"worker": {
@@ -73,8 +75,8 @@ var needs = map[string]need{
 			"xgroup|create", "xreadgroup",
 		},
 		keys: []string{
-			"guard:layout", "guard:{*/*}:*", "layout", "partitions", "pool-size:*", "stages",
-			"workers", "{*}:*",
+			"guard:layout", "guard:{*/*}:*", "layout", "limits", "partitions", "pool-size:*",
+			"stages", "workers", "{*}:*",
 		},
 		channels: []string{
 			"guard:wake:*",
@@ -82,10 +84,12 @@ var needs = map[string]need{
 	},
 	"watcher": {
 		scripts: []string{
-			"advance", "audit_room", "claim-unowned", "drop_consumer", "expire", "heartbeat",
-			"heartbeats", "history", "inspect", "layout", "lead", "limit_state",
-			"lose", "outcome", "reduce_failures", "repair", "repair_counter", "repair_misplaced",
-			"requeue", "retire", "start", "sweep", "tenant_state",
+			"add", "add_callbacks", "advance", "audit_room", "cancel", "claim-unowned",
+			"claim_callbacks", "count", "direct", "drop_consumer", "expire", "forget_callbacks",
+			"heartbeat", "heartbeats", "history", "inspect", "layout", "lead",
+			"limit_state", "lose", "outcome", "pause", "plan", "redeliver",
+			"reduce_failures", "reopen", "repair", "repair_counter", "repair_misplaced", "requeue",
+			"retire", "set_endpoint", "settle_callback", "start", "sweep", "tenant_state",
 		},
 		commands: []string{
 			"blpop", "del", "eval", "evalsha", "exec", "exists",
@@ -93,14 +97,16 @@ var needs = map[string]need{
 			"hincrby", "hlen", "hmget", "hscan", "info", "llen",
 			"lpush", "lrange", "ltrim", "multi", "ping", "sadd",
 			"scan", "scard", "set", "setnx", "sismember", "srandmember",
-			"sscan", "strlen", "time", "watch", "xadd", "xdel",
-			"xgroup|create", "xinfo|groups", "xinfo|stream", "xlen", "xpending", "xrange",
-			"xreadgroup", "xrevrange", "xtrim", "zadd", "zcard", "zrange",
-			"zrangebyscore", "zremrangebyscore", "zrevrange", "zscan", "zscore",
+			"sscan", "strlen", "time", "unlink", "watch", "xadd",
+			"xdel", "xgroup|create", "xinfo|groups", "xinfo|stream", "xlen", "xpending",
+			"xrange", "xreadgroup", "xrevrange", "xtrim", "zadd", "zcard",
+			"zrange", "zrangebyscore", "zrem", "zremrangebyscore", "zrevrange", "zrevrangebyscore",
+			"zscan", "zscore",
 		},
 		keys: []string{
-			"brokers", "events", "guard:layout", "guard:{*/*}:*", "history", "ingest",
-			"ingest:rejected", "layout", "partitions", "stages", "workers", "{*}:*",
+			"activity", "brokers", "events", "guard:layout", "guard:{*/*}:*", "history",
+			"ingest", "ingest:rejected", "layout", "limits", "partitions", "stages",
+			"workers", "{*}:*",
 		},
 	},
 	"aggregator": {
@@ -116,7 +122,7 @@ var needs = map[string]need{
 			"xreadgroup",
 		},
 		keys: []string{
-			"layout", "partitions", "stages", "workers", "{*}:*",
+			"layout", "limits", "partitions", "stages", "workers", "{*}:*",
 		},
 	},
 	"broker": {
@@ -134,8 +140,8 @@ var needs = map[string]need{
 			"xrange", "xread", "xreadgroup", "xtrim", "zadd", "zrange",
 		},
 		keys: []string{
-			"brokers", "dispatch:*", "layout", "partitions", "stages", "workers",
-			"{*}:*",
+			"brokers", "dispatch:*", "layout", "limits", "partitions", "stages",
+			"workers", "{*}:*",
 		},
 	},
 	"guard": {
@@ -157,15 +163,16 @@ var needs = map[string]need{
 	"cli": {
 		scripts: []string{
 			"add", "audit", "audit_room", "change", "claim-unowned", "heartbeats",
-			"layout", "lose", "repair", "repair_counter", "repair_misplaced",
+			"layout", "lose", "redeliver", "repair", "repair_counter", "repair_misplaced",
 		},
 		commands: []string{
-			"del", "eval", "evalsha", "exec", "get", "getrange",
-			"hdel", "hexists", "hget", "hgetall", "hlen", "hmget",
-			"hscan", "llen", "lrange", "multi", "ping", "scan",
-			"set", "setnx", "sismember", "sscan", "strlen", "watch",
-			"xinfo|stream", "xrange", "xrevrange", "zcard", "zrange", "zrangebyscore",
-			"zrevrange", "zscan", "zscore",
+			"del", "eval", "evalsha", "exec", "exists", "get",
+			"getrange", "hdel", "hexists", "hget", "hgetall", "hlen",
+			"hmget", "hscan", "llen", "lrange", "multi", "ping",
+			"scan", "scard", "set", "setnx", "sismember", "sscan",
+			"strlen", "time", "watch", "xinfo|stream", "xlen", "xrange",
+			"xrevrange", "zcard", "zrange", "zrangebyscore", "zrevrange", "zscan",
+			"zscore",
 		},
 		keys: []string{
 			"activity", "auth:keys", "brokers", "guard:layout", "guard:{*/*}:*", "ingest",

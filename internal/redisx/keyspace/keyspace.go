@@ -3,7 +3,7 @@
 // Cluster. It contains only pure functions.
 //
 // Ids are parts of keys and are not escaped. Callers must have validated them with api.ValidID, so
-// that no id contains a brace or a colon.
+// that no id contains a brace or a colon; tags with api.ValidTag (see Tagged).
 package keyspace
 
 import (
@@ -110,6 +110,10 @@ func (s Space) Layout() int { return int(s.layout.Load()) }
 // SetLayout sets what Layout returns for all copies of the space and their partitions.
 func (s Space) SetLayout(n int) { s.layout.Store(int32(n)) }
 
+// Limits is a hash: the limits that were set while processes run, their revision, and the one that is
+// in effect (set_limits, the leader of the limits); and how permits are counted.
+func (s Space) Limits() string { return s.prefix + "limits" }
+
 // Workers is a hash: worker process → its status as JSON (heartbeat).
 func (s Space) Workers() string { return s.prefix + "workers" }
 
@@ -146,8 +150,9 @@ func (s Space) index(id string) int {
 func (s Space) Partition(i int) Partition {
 	base := s.prefix + "{" + strconv.Itoa(i) + "}:"
 	return Partition{
-		index: i, base: base, layout: s.layout, GroupKeys: GroupKeys(base), FairKeys: FairKeys(base), TenantKeys: TenantKeys(base),
-		JobKeys: JobKeys(base), WatchKeys: WatchKeys(base), RoomKeys: RoomKeys(base),
+		index: i, base: base, GroupKeys: GroupKeys(base), FairKeys: FairKeys(base), TenantKeys: TenantKeys(base),
+		JobKeys: JobKeys(base), WatchKeys: WatchKeys(base), OperationKeys: OperationKeys(base),
+		CallbackKeys: CallbackKeys(base), RoomKeys: RoomKeys(base),
 	}
 }
 
@@ -164,20 +169,18 @@ func (s Space) All() []Partition {
 // parentheses the scripts that write it. They leave out expire, which deletes all keys of a group;
 // repairs are the scripts repair, repair_counter and repair_misplaced.
 type Partition struct {
-	index  int
-	base   string
-	layout *atomic.Int32
+	index int
+	base  string
 
 	GroupKeys
 	FairKeys
 	TenantKeys
 	JobKeys
 	WatchKeys
+	OperationKeys
+	CallbackKeys
 	RoomKeys
 }
-
-// Layout is Space.Layout.
-func (p Partition) Layout() int { return int(p.layout.Load()) }
 
 // Index returns the number of the partition, counted from 0.
 func (p Partition) Index() int { return p.index }
@@ -302,6 +305,16 @@ func (k TenantKeys) Tenants() string { return string(k) + "tenants" }
 // GroupsOf is a sorted set: a tenant's groups by time of creation (ms) (create, repairs).
 func (k TenantKeys) GroupsOf(tenant string) string { return string(k) + "groups:" + tenant }
 
+// Tags is a set: the tags of a tenant's groups, as KEY=VALUE (append, repair).
+func (k TenantKeys) Tags(tenant string) string { return string(k) + "tags:" + tenant }
+
+// Tagged is a sorted set: a tenant's groups with a tag, by time of creation (ms) (append, repair).
+// The tag is one that api.ValidTag accepts: it may have braces and colons, but they are behind the
+// hash tag, and neither the tenant nor the tag's key has a colon.
+func (k TenantKeys) Tagged(tenant, tag string) string {
+	return string(k) + "tagged:" + tenant + ":" + tag
+}
+
 // Congestion is a hash: statistics of the waits of a tenant's jobs (outcome, admit). It expires;
 // advance and sweep delete it when the tenant has no unfinished jobs.
 func (k TenantKeys) Congestion(tenant string) string { return string(k) + "congestion:" + tenant }
@@ -317,6 +330,9 @@ func (k TenantKeys) Top() string { return string(k) + "top" }
 // Rate is a hash: the limit of all tenants, and the quota of the partition (admit, promote, quota,
 // policy, pause, and the scripts that write Active).
 func (k TenantKeys) Rate() string { return string(k) + "rate" }
+
+// RateOf is a hash: the rate of a type in the partition (quota, admit, promote).
+func (k TenantKeys) RateOf(typ string) string { return string(k) + "rate:" + typ }
 
 // Rebalance is a hash: the process that rebalances the quotas of all partitions, the end of its
 // lease, and its fencing number (lead). It is in partition 0.
@@ -417,6 +433,45 @@ func (k WatchKeys) Audit() string { return string(k) + "audit" }
 // Wake is a list, with one token while there may be work for the idle processes of a role (each
 // script that adds such work). An idle process takes the token.
 func (k WatchKeys) Wake(role string) string { return string(k) + "wake:" + role }
+
+// OperationKeys are the keys of operations on many groups. They are in partition 0.
+type OperationKeys string
+
+// Operation is a hash: what an operation does, where it is and what it has counted (enlist, plan,
+// count, direct, and the watcher, which deletes it).
+func (k OperationKeys) Operation(id string) string { return string(k) + "operation:" + id }
+
+// Operations is a sorted set: operations by the time (ms) of their start (enlist, and the watcher).
+func (k OperationKeys) Operations() string { return string(k) + "operations" }
+
+// OpenOperations is a sorted set: those that have not ended (enlist, plan, count, direct).
+func (k OperationKeys) OpenOperations() string { return string(k) + "operations:open" }
+
+// CallbackKeys are the keys of callbacks. A queue has the callbacks of one endpoint: it is named like
+// the tenant whose endpoint it is, or TENANT|ORIGIN for the URLs of groups.
+type CallbackKeys string
+
+// Endpoints is a hash: tenant → its callback endpoint as JSON (set_endpoint).
+func (k CallbackKeys) Endpoints() string { return string(k) + "endpoints" }
+
+// Callback is a hash: what is sent, to whom, and how often it was tried (the scripts of callbacks).
+func (k CallbackKeys) Callback(id string) string { return string(k) + "callback:" + id }
+
+// Callbacks is a sorted set: queues that are not empty, by the time (ms) at which one of their
+// callbacks is due, or later, by when it had its last turn (the scripts of callbacks).
+func (k CallbackKeys) Callbacks() string { return string(k) + "callbacks" }
+
+// CallbackQueue is a sorted set: callbacks of a queue by the time (ms) of their next try.
+func (k CallbackKeys) CallbackQueue(queue string) string { return string(k) + "callbacks:due:" + queue }
+
+// CallbackAges is a sorted set: the same callbacks by the time (ms) at which they were added.
+func (k CallbackKeys) CallbackAges(queue string) string { return string(k) + "callbacks:age:" + queue }
+
+// CallbackBytes is a hash: queue → the bytes of its bodies.
+func (k CallbackKeys) CallbackBytes() string { return string(k) + "callbacks:bytes" }
+
+// DeadCallbacks is a sorted set: callbacks that are not tried again, by the time (ms) of their end.
+func (k CallbackKeys) DeadCallbacks() string { return string(k) + "callbacks:dead" }
 
 // GuardBase is the prefix of all keys of a guard of package guard. Its braces are the hash tag. The
 // kind is pool, breaker, lock, semaphore, limiter or key.

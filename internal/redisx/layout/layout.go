@@ -197,12 +197,18 @@ func ReadUsable(ctx context.Context, c redis.Cmdable, key string, parts ...Part)
 const Interval = time.Second
 
 // Watch reads the numbers of the parts once a second, until ctx ends or this version can't use one of
-// them: then it calls refuse and returns. It calls use with the numbers that it has read.
+// them: then it calls refuse and returns. It calls use with the numbers that it has read. When Redis
+// has lost them, it calls start, which writes them again.
 func Watch(
 	ctx context.Context, c redis.Cmdable, key string, log *slog.Logger,
-	use func([]Number), refuse func(error), parts ...Part,
+	use func([]Number), refuse func(error), start func(context.Context) error, parts ...Part,
 ) {
 	for redisx.Sleep(ctx, Interval) == nil {
+		if n, err := c.Exists(ctx, key).Result(); err == nil && n == 0 {
+			err = start(ctx)
+			log.Warn("the numbers of the layouts are gone: Redis has lost data", "error", err)
+			continue
+		}
 		numbers, err := ReadUsable(ctx, c, key, parts...)
 		switch {
 		case errors.Is(err, ErrUnsupported):

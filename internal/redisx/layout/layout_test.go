@@ -110,11 +110,30 @@ func TestWatchRefuses(t *testing.T) {
 		var used []layout.Number
 		var refused error
 		log := slog.New(slog.DiscardHandler)
-		layout.Watch(w.Context(), w.conn.Cmd, w.space.Layouts(), log, func([]layout.Number) {}, func(err error) { refused = err }, one)
+		layout.Watch(w.Context(), w.conn.Cmd, w.space.Layouts(), log, func([]layout.Number) {}, func(err error) { refused = err }, w.restart(one), one)
 		require.ErrorIs(w, refused, layout.ErrUnsupported)
 		ctx, cancel := context.WithCancel(w.Context())
-		layout.Watch(ctx, w.conn.Cmd, w.space.Layouts(), log, func(n []layout.Number) { used = n; cancel() }, func(error) {}, two)
+		layout.Watch(ctx, w.conn.Cmd, w.space.Layouts(), log, func(n []layout.Number) { used = n; cancel() }, func(error) {}, w.restart(two), two)
 		require.Equal(w, []layout.Number{{Layout: 1, Phase: layout.Announced}}, used)
+	})
+}
+
+// restart returns a function that writes the numbers of an installation without data.
+func (w *world) restart(p layout.Part) func(context.Context) error {
+	return func(context.Context) error {
+		_, err := w.start(true, p)
+		return err
+	}
+}
+
+// TestWatchAfterALoss: when Redis has lost its data, a running process goes on with its newest layout.
+func TestWatchAfterALoss(t *testing.T) {
+	both(t, func(w *world) {
+		ctx, cancel := context.WithCancel(w.Context())
+		layout.Watch(ctx, w.conn.Cmd, w.space.Layouts(), slog.New(slog.DiscardHandler), func(n []layout.Number) {
+			require.Equal(w, []layout.Number{{Layout: 2}}, n)
+			cancel()
+		}, func(err error) { require.NoError(w, err) }, w.restart(two), two)
 	})
 }
 

@@ -38,6 +38,9 @@ type WorkerReport struct {
 	// RunMS is the moving average of run times by type, ms.
 	StartedPerSecond map[string]float64 `json:"started_per_second"`
 	RunMS            map[string]float64 `json:"run_ms"`
+	// BatchSizes is, by type whose jobs run in batches, the most jobs of one call, which takes one slot.
+	// A job's run time is its share of the call's.
+	BatchSizes map[string]int `json:"batch_sizes,omitempty"`
 	// PermissionsPerSecond is, by gated type, how many permissions a second all processes together
 	// can get for its jobs; a type without a bound is not listed.
 	PermissionsPerSecond map[string]float64 `json:"permissions_per_second,omitempty"`
@@ -205,6 +208,33 @@ func Stages(ctx context.Context, conn *redisx.Conn, space keyspace.Space) ([]api
 	return read[api.StageStatus](ctx, conn, space.Stages(), remember)
 }
 
+// Configured returns the global limits in the environments of all live processes that report them,
+// ordered by id.
+func Configured(ctx context.Context, conn *redisx.Conn, space keyspace.Space) ([]api.ProcessLimits, error) {
+	workers, err := Workers(ctx, conn, space)
+	if err != nil {
+		return nil, err
+	}
+	stages, err := Stages(ctx, conn, space)
+	if err != nil {
+		return nil, err
+	}
+	all := []api.ProcessLimits{}
+	add := func(id, role string, l *api.ConfiguredLimits) {
+		if l != nil {
+			all = append(all, api.ProcessLimits{ID: id, Role: role, ConfiguredLimits: *l})
+		}
+	}
+	for _, w := range workers {
+		add(w.ID, "worker", w.Limits)
+	}
+	for _, s := range stages {
+		add(s.ID, s.Role, s.Limits)
+	}
+	slices.SortFunc(all, func(a, b api.ProcessLimits) int { return strings.Compare(a.ID, b.ID) })
+	return all, nil
+}
+
 // reports returns the reports in the hash at key, by the id of the process, and the time of Redis.
 func reports(ctx context.Context, conn *redisx.Conn, key string) (all map[string]string, now time.Time, err error) {
 	r := heartbeats.Read(ctx, conn.Cmd, []string{key}, nil)
@@ -364,6 +394,8 @@ type Capacity struct {
 // typeCapacity is what the live workers that serve a type have reported.
 type typeCapacity struct {
 	slots     int
+	jobs      int     // that these slots run at a time
+	batch     int     // most jobs of a call; 1: the type has no batches
 	startRate float64 // jobs started per second
 	// runTime is the sum of the mean run times (ms) of all workers, each multiplied by its weight:
 	// the jobs that this worker starts a second. weight is the sum of these weights.
@@ -442,7 +474,9 @@ func (c *Capacity) Refresh(ctx context.Context) error {
 			if n, bounded := w.PermissionsPerSecond[typ]; bounded {
 				t.permissions = max(t.permissions, n)
 			}
-			t.slots += w.WorkerStatus.Workers
+			size := max(1, w.BatchSizes[typ])
+			t.batch = max(t.batch, size)
+			t.slots, t.jobs = t.slots+w.WorkerStatus.Workers, t.jobs+w.WorkerStatus.Workers*size
 			t.startRate += w.StartedPerSecond[typ]
 			if ms := w.RunMS[typ]; ms > 0 {
 				weight := max(w.StartedPerSecond[typ], 0.01)
@@ -531,7 +565,8 @@ type ReadyBound struct {
 //
 // Ahead is the number of jobs that the workers start in 100 ms, but at least `least` and the number
 // of slots; then at most what all slots run in readyWork (few jobs, while they are long), and at
-// most `most`. With one partition, Cap is Ahead, but at least `least` and the number of slots, and
+// most `most`. Of a type with batches, Ahead is at least one batch, and a slot counts as the jobs of
+// one. With one partition, Cap is Ahead, but at least `least` and the number of slots, and
 // at most `most`. With several partitions, the work is divided among them, Ahead is at least 1, Cap
 // is Ahead, and Slots is not known. The same holds for a gated type with a bound; its Ahead is at
 // most the permissions of a second. Without reports of workers, only Cap is set: it is `least` or
@@ -546,10 +581,13 @@ func (c *Capacity) ReadyBound(typ string, least, most int) ReadyBound {
 		return ReadyBound{Cap: min(most, max(least, int(drained/10)))}
 	}
 	partitions := c.space.Partitions()
-	bound := max(least, t.slots, int(max(t.startRate, drained)/10)/partitions)
+	bound := max(least, t.jobs, int(max(t.startRate, drained)/10)/partitions)
 	if t.weight > 0 {
 		meanRun := t.runTime / t.weight * float64(time.Millisecond)
 		bound = min(bound, int(float64(t.slots)*float64(readyWork)/meanRun)/partitions)
+	}
+	if t.batch > 1 {
+		bound = max(bound, t.batch/partitions)
 	}
 	if t.permissions >= 0 {
 		bound = min(bound, int(t.permissions)/partitions)
@@ -560,7 +598,7 @@ func (c *Capacity) ReadyBound(typ string, least, most int) ReadyBound {
 		bound = min(most, max(1, bound))
 		return ReadyBound{Cap: bound, Ahead: bound}
 	}
-	return ReadyBound{Cap: min(most, max(least, t.slots, bound)), Slots: t.slots + t.unserved, Ahead: min(most, bound)}
+	return ReadyBound{Cap: min(most, max(least, t.jobs, bound)), Slots: t.jobs + t.unserved, Ahead: min(most, bound)}
 }
 
 // poolSizeTTL is the lifetime of a requested number of slots in Redis. A worker process that can't

@@ -106,6 +106,21 @@ func TestReadyBoundOfOnePartition(t *testing.T) {
 	require.Equal(t, presence.ReadyBound{Cap: 50, Slots: 13, Ahead: 2}, c.ReadyBound("T", 50, 1000))
 }
 
+// TestReadyBoundOfBatches: a slot counts as the jobs of one call, and one call more may be ready.
+func TestReadyBoundOfBatches(t *testing.T) {
+	w := stagetest.Parallel(t, 1)
+	c := presence.NewCapacity(w.Conn, w.Space)
+	for _, id := range []string{"a", "b"} {
+		require.NoError(t, presence.PublishWorker(t.Context(), w.Conn, w.Space, presence.WorkerReport{
+			WorkerStatus: api.WorkerStatus{ID: id, Types: []string{"T", "NEW"}, Workers: 2, SeenAt: time.Now()},
+			RunMS:        map[string]float64{"T": 20}, BatchSizes: map[string]int{"T": 100, "NEW": 100},
+		}))
+	}
+	require.NoError(t, c.Refresh(t.Context()))
+	require.Equal(t, presence.ReadyBound{Cap: 400, Slots: 400, Ahead: 100}, c.ReadyBound("T", 50, 1000))
+	require.Equal(t, presence.ReadyBound{Cap: 400, Slots: 400, Ahead: 400}, c.ReadyBound("NEW", 50, 1000))
+}
+
 // TestReadyBoundOfAGatedType: the ready stream holds at most as many jobs as there are permissions
 // in a second, divided by the number of partitions, and at least one.
 func TestReadyBoundOfAGatedType(t *testing.T) {

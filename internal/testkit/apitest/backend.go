@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"sync"
@@ -27,18 +28,24 @@ type Backend struct {
 
 	LargeAggregate bool // GroupSummary leaves out the aggregate
 
-	Mu         sync.Mutex
-	ByID       map[string]*Group
-	Settings   map[string]api.TenantSettings // by tenant
-	Submits    []httpapi.SubmitOptions
-	Appends    []httpapi.AppendOptions
-	Queries    []messages.ListQuery
-	GroupReads atomic.Int64
-	Limits     []int
-	Letters    []messages.DeadLetterQuery
-	SealedAt   map[string]*int64
-	Retried    api.RetryChoice // of the latest retry
-	Calls      []string        // calls that no other field records
+	Mu          sync.Mutex
+	ByID        map[string]*Group
+	Settings    map[string]api.TenantSettings // by tenant
+	Global      api.GlobalPatch               // the changes of global limits
+	TypeLimits  map[string]api.TypeLimits
+	Pending     []int               // Limits.PendingPartitions of each answer
+	Differ      []api.ProcessLimits // Limits.ProcessesThatDiffer
+	Submits     []httpapi.SubmitOptions
+	Appends     []httpapi.AppendOptions
+	Queries     []messages.ListQuery
+	GroupReads  atomic.Int64
+	PageLimits  []int
+	Letters     []messages.DeadLetterQuery
+	SealedAt    map[string]*int64
+	Retried     api.RetryChoice      // of the latest retry
+	Started     api.OperationRequest // the latest one
+	Redelivered []api.Redelivered    // the next answers of RedeliverDead
+	Calls       []string             // calls that no other field records
 
 	keys map[string]api.Accepted // by idempotency key
 }
@@ -54,7 +61,7 @@ type Group struct {
 
 // NewBackend returns a backend without groups.
 func NewBackend() *Backend {
-	return &Backend{ByID: map[string]*Group{}, keys: map[string]api.Accepted{}, SealedAt: map[string]*int64{}, Settings: map[string]api.TenantSettings{}}
+	return &Backend{ByID: map[string]*Group{}, keys: map[string]api.Accepted{}, SealedAt: map[string]*int64{}, Settings: map[string]api.TenantSettings{}, TypeLimits: map[string]api.TypeLimits{}}
 }
 
 // WithGroup adds a group and returns f.
@@ -81,7 +88,7 @@ func (f *Backend) Submit(_ context.Context, g *messages.SubmitGroup, opt httpapi
 		return api.Accepted{}, fmt.Errorf("submit group %s: exists with other content: %w", g.ID, api.ErrConflict)
 	}
 	f.ByID[g.ID] = &Group{Submitted: *g, Jobs: g.Jobs, requests: map[string]bool{}, View: api.Group{
-		ID: g.ID, Tenant: g.ID, Type: g.Type, Priority: "normal", Status: api.StatusCreated, Round: 1,
+		ID: g.ID, Tenant: g.ID, Tags: g.Tags, Type: g.Type, Priority: "normal", Status: api.StatusCreated, Round: 1,
 		Timestamps: map[string]time.Time{"created": time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)},
 	}}
 	n := int64(len(g.Jobs))
@@ -265,7 +272,68 @@ func Patched(set api.TenantSettings, p api.TenantPatch) api.TenantSettings {
 	if p.BasePriority.Given {
 		set.BasePriority = p.BasePriority.Value
 	}
+	if p.InFlight.Given {
+		set.InFlight = p.InFlight.Value
+	}
 	return set
+}
+
+// Limits returns the limits of a process whose environment has the defaults.
+func (f *Backend) Limits(context.Context) (api.Limits, error) {
+	f.Mu.Lock()
+	defer f.Mu.Unlock()
+	l := api.Limits{Limiter: "fixed", WindowMS: 1000, Types: maps.Clone(f.TypeLimits), PendingPartitions: f.Pending, ProcessesThatDiffer: f.Differ}
+	l.Global = api.GlobalLimits{
+		RPS: setting(10_000, f.Global.RPS), Share: setting("elastic", f.Global.Share),
+		DefaultBackoff: setting("1s", f.Global.DefaultBackoff), MaxBackoff: setting("1m0s", f.Global.MaxBackoff),
+	}
+	if f.Global != (api.GlobalPatch{}) && len(f.Pending) == 0 {
+		at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+		l.AppliedAt = &at
+	}
+	return l, f.Err
+}
+
+func setting[T any](configured T, c api.Change[T]) api.LimitSetting[T] {
+	if c.Value == nil {
+		return api.LimitSetting[T]{Configured: configured, Effective: configured, Source: api.SourceEnvironment}
+	}
+	return api.LimitSetting[T]{Configured: configured, Effective: *c.Value, Source: api.SourceAPI}
+}
+
+func (f *Backend) PatchLimits(ctx context.Context, p api.LimitsPatch) (api.Limits, error) {
+	f.Mu.Lock()
+	f.Calls = append(f.Calls, "patch limits")
+	if g := p.Global; f.Err == nil {
+		f.Global.RPS = later(f.Global.RPS, g.RPS)
+		f.Global.Share = later(f.Global.Share, g.Share)
+		f.Global.DefaultBackoff = later(f.Global.DefaultBackoff, g.DefaultBackoff)
+		f.Global.MaxBackoff = later(f.Global.MaxBackoff, g.MaxBackoff)
+	}
+	f.Mu.Unlock()
+	return f.Limits(ctx)
+}
+
+func (f *Backend) PatchType(ctx context.Context, typ string, p api.TypePatch) (api.Limits, error) {
+	f.Mu.Lock()
+	f.Calls = append(f.Calls, "patch type "+typ)
+	if f.Err == nil {
+		t := f.TypeLimits[typ]
+		t.RPS = later(api.Change[int64]{Value: t.RPS}, p.RPS).Value
+		t.InFlight = later(api.Change[int64]{Value: t.InFlight}, p.InFlight).Value
+		if f.TypeLimits[typ] = t; t.RPS == nil && t.InFlight == nil {
+			delete(f.TypeLimits, typ)
+		}
+	}
+	f.Mu.Unlock()
+	return f.Limits(ctx)
+}
+
+func later[T any](before, change api.Change[T]) api.Change[T] {
+	if change.Given {
+		return change
+	}
+	return before
 }
 
 func (f *Backend) ResizeWorker(_ context.Context, id string, n int) error {
@@ -275,7 +343,7 @@ func (f *Backend) ResizeWorker(_ context.Context, id string, n int) error {
 func TenantView(id string, set api.TenantSettings) api.Tenant {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	t := api.Tenant{
-		ID: id, RPS: set.RPS, Weight: 1, BasePriority: set.BasePriority,
+		ID: id, RPS: set.RPS, Weight: 1, BasePriority: set.BasePriority, InFlight: set.InFlight,
 		Window:     api.TenantWindow{Limiter: "fixed", Share: "elastic", WindowMS: 1000, NextPermitAt: &at},
 		Congestion: api.TenantCongestion{Throttles: 1, LastAt: &at},
 	}
@@ -365,7 +433,7 @@ func (f *Backend) Job(_ context.Context, id string, ordinal int64) (api.Job, err
 func (f *Backend) DeadLetters(_ context.Context, q messages.DeadLetterQuery) (api.DeadLetterList, error) {
 	f.Mu.Lock()
 	defer f.Mu.Unlock()
-	f.Limits = append(f.Limits, q.Limit)
+	f.PageLimits = append(f.PageLimits, q.Limit)
 	f.Letters = append(f.Letters, q)
 	if q.Cursor == "stale" {
 		return api.DeadLetterList{}, fmt.Errorf("list dead letters: cursor of another list: %w", api.ErrInvalid)

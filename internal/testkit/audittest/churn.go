@@ -17,6 +17,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/testkit/limittest"
 )
 
 // panicTB is the part of a testing.TB that a World needs. Its failures panic, because only the
@@ -45,8 +46,12 @@ type mover struct {
 	r    *rand.Rand
 }
 
-// NewChurn returns a Churn on the data of w. It creates groups of these tenants and types.
+// NewChurn returns a Churn on the data of w. It creates groups of these tenants and
+// types. Half of the tenants begin with a bound of jobs in flight.
 func NewChurn(w *World, tenants, types []string) *Churn {
+	for _, tenant := range tenants[len(tenants)/2:] {
+		w.OK(ledger.SetTenant(w.Context(), w.C, w.Space.OfTenant(tenant), tenant, ledger.TenantSettings{InFlight: new(int64(30))}))
+	}
 	moving := *w
 	moving.tb = panicTB{w.tb}
 	return &Churn{World: &moving, Tenants: tenants, Types: types}
@@ -127,6 +132,9 @@ func (m mover) producer() {
 			return
 		}
 		fields := []string{"aggregate", aggregates, "failure_threshold", "0.3"}
+		if n := m.r.IntN(6); n < 4 {
+			fields = append(fields, "tags", fmt.Sprintf("m=%d\nn=%d", n%2, n))
+		}
 		if m.r.IntN(4) == 0 {
 			at := time.Now().Add(20 * time.Millisecond)
 			fields = append(fields, "run_at", strconv.FormatInt(at.UnixMilli(), 10))
@@ -157,7 +165,7 @@ func (m mover) producer() {
 func (m mover) fetcher() {
 	limit := NoLimit
 	if m.r.IntN(2) == 0 {
-		limit = ledger.Limit{Window: 5 * time.Millisecond, Permits: 20}
+		limit = limittest.Limit{Meter: ledger.Meter{Window: 5 * time.Millisecond}, Permits: 20}
 	}
 	m.Admit(m.p, m.typ(), 30, limit)
 	_, _, err := ledger.Schedule(m.Context(), m.C, m.p, 10)
@@ -168,7 +176,7 @@ func (m mover) dispatcher() {
 	m.promote(m.p, m.Types...)
 	if m.r.IntN(5) == 0 {
 		typ, lease := m.typ(), time.Duration(m.r.IntN(5))*time.Millisecond
-		m.did(ledger.Reclaim(m.Context(), m.C, m.p, typ, lease, 20, 3))
+		m.did(ledger.Reclaim(m.Context(), m.C, m.p, typ, lease, 20, 3, m.r.IntN(2) == 0))
 	}
 }
 
@@ -215,9 +223,16 @@ func (m mover) aggregator() {
 	}
 }
 
-// watcher is a step of the watcher role. It also cancels and reopens groups, as operators do, while
-// the watcher's scripts work on them.
+// watcher is a step of the watcher role. It also cancels and reopens groups, and changes the bounds of
+// tenants, as operators do, while the watcher's scripts work on them.
 func (m mover) watcher() {
+	if tenant := m.Tenants[m.r.IntN(len(m.Tenants))]; m.r.IntN(20) == 0 && m.Space.OfTenant(tenant) == m.p {
+		var set ledger.TenantSettings
+		if n := m.r.Int64N(60); n > 0 {
+			set.InFlight = &n
+		}
+		m.OK(ledger.SetTenant(m.Context(), m.C, m.p, tenant, set))
+	}
 	fence, id := m.lead(m.p), m.some()
 	if id == "" {
 		return

@@ -7,15 +7,18 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/testkit/limittest"
 )
 
 const aggregates = `[{"as":"n","op":"count"},{"as":"cost","op":"sum","field":"data.cost"}]`
 
 // Inhabit fills a world with groups whose jobs are in all states. Nothing is paused, so no job is
-// suspended. The group "all" has jobs in each state but cancelled.
+// suspended. The group "all" has jobs in each state but cancelled. Its tenant has a bound of jobs in flight.
 func Inhabit(w *World) {
 	all, p := "all", w.Space.OfTenant("acme")
-	w.Create(all, "acme", "T", "aggregate", aggregates)
+	w.OK(ledger.SetTenant(w.Context(), w.C, p, "acme", ledger.TenantSettings{InFlight: new(int64(100))}))
+	w.Create(all, "acme", "T", "aggregate", aggregates, "tags", "a=1")
 	w.Append(all, Jobs(60))
 	w.Append(all, Jobs(3, large))
 	w.Append(all, Jobs(5, large, OfType("U")))
@@ -104,7 +107,7 @@ func Inhabit(w *World) {
 	}
 	w.Create("beside", neighbour, "beside")
 	w.Append("beside", Jobs(2))
-	w.Admit(w.Part("limited"), "limited", 10, limited(3))
+	w.Admit(w.Part("limited"), "limited", 10, limittest.Ever(3))
 	require.Equal(w, 1, w.count("limited", ledger.NonReady))
 	w.Create("empty", "globex", "T")
 	w.Create("sealed", "globex", "T")
@@ -115,14 +118,38 @@ func Inhabit(w *World) {
 	w.Append("ending", Jobs(2))
 	w.Work(w.Part("ending"), "ending")
 	w.seal("ending")
-	w.Create("many", "acme", "many")
+	w.Create("many", "acme", "many", "tags", "a=1\nb=2")
 	w.Append("many", Jobs(1200)) // more than two pages
 	w.Admit(p, "many", 50, NoLimit)
 
 	w.Admit(p, "T", 3, NoLimit)
 	w.Done(p, "T", w.Start(p, "T", w.Read(p, "T", "c3", 3))...)
 
+	w.tell(p, "acme", "x.1.running", "x.1.aggregating", "x.1.completed")
+	w.settle(p, ledger.Retry)
+	w.settle(p, ledger.Dead)
+	w.tell(p, "acme|https://a.example:444", "y.1.completed")
+
 	for _, letter := range "WNRIDAF" {
 		require.Positive(w, w.count(all, ledger.Letter(letter)), string(letter))
 	}
+}
+
+// tell adds callbacks to a queue of tenant acme.
+func (w *World) tell(p keyspace.Partition, queue string, ids ...string) {
+	var all []ledger.NewCallback
+	for _, id := range ids {
+		all = append(all, ledger.NewCallback{ID: id, Queue: queue, Tenant: "acme", Group: "x", Type: "group.completed", Body: []byte(id)})
+	}
+	_, errs, err := ledger.AddCallbacks(w.Context(), w.C, p, all)
+	require.Empty(w, errs)
+	w.OK(err)
+}
+
+// settle makes an attempt with a callback that is due, which ends so.
+func (w *World) settle(p keyspace.Partition, how ledger.Settlement) {
+	all, _, _, err := ledger.ClaimCallbacks(w.Context(), w.C, p, ledger.Claim{Most: 1, Each: 1, Lease: time.Minute})
+	w.OK(err)
+	require.Len(w, all, 1)
+	w.did(ledger.SettleCallback(w.Context(), w.C, p, &all[0], how, time.Hour, "answered 500", ""))
 }

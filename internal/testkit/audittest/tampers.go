@@ -132,6 +132,8 @@ var commandTampers = []struct {
 	{"active", "umbrella", part.Tenant, "umbrella", "HINCRBY active 1", "counters"},
 	{"counter of a tenant whose groups have ended", "initech", part.Tenant, "initech", "HINCRBY unfinished -1",
 		"counters"},
+	{"places", "acme", part.Tenant, "acme", "HINCRBY places 1", "places"},
+	{"no places", "acme", part.Tenant, "acme", "HDEL places", "places"},
 	{"active tenant not in the active set", "acme", listOf(part.Active), "", "SREM acme", "counters"},
 	{"unknown tenant in the active set", "acme", listOf(part.Active), "", "SADD unknown", "counters"},
 	{"not on its tenant's list", "globex", part.GroupsOf, "globex", "ZREM completed", "registry completed"},

@@ -22,6 +22,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/testkit/limittest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 	"github.com/bulkaction/bulkaction/reducer"
 )
@@ -91,13 +92,7 @@ func (b *base) Tenant(group string) string {
 }
 
 // NoLimit allows everything.
-var NoLimit = ledger.Limit{Window: time.Second}
-
-// limited returns a rate limit with this many permits in a window of about 70 years, so that they
-// are never renewed.
-func limited(permits int64) ledger.Limit {
-	return ledger.Limit{Window: 1 << 41 * time.Millisecond, Permits: permits}
-}
+var NoLimit = limittest.None
 
 // Create writes the owner key of a group, unless it exists, and creates the group by the script
 // create. fields are further names and values, in turn, of the group's hash.
@@ -144,9 +139,9 @@ func (w *World) seal(group string) {
 }
 
 // Admit makes up to most waiting jobs of a type ready.
-func (w *World) Admit(p keyspace.Partition, typ string, most int, limit ledger.Limit) ledger.AdmitReply {
+func (w *World) Admit(p keyspace.Partition, typ string, most int, limit limittest.Limit) ledger.AdmitReply {
 	r, err := ledger.Admit(w.Context(), w.C, p, ledger.AdmitArgs{
-		Type: typ, Most: most, Cap: 100_000, Limit: limit, Seed: "0badcafe", LaneWeights: [3]int{6, 3, 1},
+		Type: typ, Most: most, Cap: 100_000, Meter: limittest.Use(w.Context(), w, w.C, p, limit), Seed: "0badcafe", LaneWeights: [3]int{6, 3, 1},
 	})
 	w.OK(err)
 	return r
@@ -154,7 +149,7 @@ func (w *World) Admit(p keyspace.Partition, typ string, most int, limit ledger.L
 
 func (w *World) promote(p keyspace.Partition, types ...string) {
 	w.did(ledger.Promote(w.Context(), w.C, p, ledger.PromoteArgs{
-		Most: 100, Limit: NoLimit, Seed: "0badcafe", FullWait: time.Millisecond, Cap: 100_000,
+		Most: 100, Meter: limittest.Use(w.Context(), w, w.C, p, NoLimit), Seed: "0badcafe", FullWait: time.Millisecond, Cap: 100_000,
 	}))
 }
 

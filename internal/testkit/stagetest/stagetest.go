@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
 	"github.com/bulkaction/bulkaction/internal/jobs/groups"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
@@ -20,6 +21,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
+	"github.com/bulkaction/bulkaction/internal/testkit/limittest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 	"github.com/bulkaction/bulkaction/reducer"
 )
@@ -52,6 +54,9 @@ func New(t testing.TB, url, prefix string, partitions int) *World {
 	w.Space, err = keyspace.New(prefix, partitions)
 	require.NoError(t, err)
 	w.Space.SetLayout(ledger.Layout.Newest)
+	for _, p := range w.Space.All() {
+		limittest.Use(w.ctx(), t, w.Conn.Cmd, p, limittest.None)
+	}
 	w.P = w.Space.Partition(0)
 	w.Store = w.NewStore(groups.Config{KeepIdempotencyKeys: time.Hour})
 	return w
@@ -220,10 +225,23 @@ func unlimited(typ string) ledger.AdmitArgs {
 		Type:        typ,
 		Most:        200,
 		Cap:         1 << 30,
-		Limit:       ledger.Limit{Window: time.Second},
+		Meter:       limittest.None.Meter,
 		Seed:        "0badcafe",
 		LaneWeights: [3]int{6, 3, 1},
 	}
+}
+
+// Limit divides a global limit of rps permits a second evenly among the partitions, and makes w.Store
+// count as it does.
+func (w *World) Limit(m ledger.Meter, rps int64, share string) {
+	w.T.Helper()
+	l, n := limittest.Limit{Meter: m, Permits: m.PerWindow(rps), Share: share}, int64(w.Space.Partitions())
+	for _, p := range w.Space.All() {
+		i := int64(p.Index())
+		l.Part = l.Permits*(i+1)/n - l.Permits*i/n
+		limittest.Use(w.ctx(), w.T, w.Conn.Cmd, p, l)
+	}
+	w.Store = w.NewStore(groups.Config{Meter: m, Configured: api.ConfiguredLimits{RPS: rps, Share: share}})
 }
 
 // Feed acts like a fetcher and a dispatcher without rate limits until the end of the test: it
@@ -238,11 +256,11 @@ func (w *World) Feed(lease time.Duration, types ...string) {
 			for _, p := range w.Space.All() {
 				for _, typ := range types {
 					_, _ = ledger.Admit(ctx, conn.Cmd, p, unlimited(typ))
-					_, _ = ledger.Reclaim(ctx, conn.Cmd, p, typ, lease, 100, 5)
+					_, _ = ledger.Reclaim(ctx, conn.Cmd, p, typ, lease, 100, 5, false)
 				}
 				_, _ = ledger.Promote(ctx, conn.Cmd, p, ledger.PromoteArgs{
 					Most:     200,
-					Limit:    ledger.Limit{Window: time.Second},
+					Meter:    limittest.None.Meter,
 					Seed:     "0badcafe",
 					FullWait: time.Millisecond,
 					Cap:      1 << 30,

@@ -173,23 +173,34 @@ type action struct {
 func (c *Console) allPages() []page {
 	groups, submit := groupPages{c.Backend}, submitPage{c.Submissions, c.Decoder}
 	letters, tenants, guards := letterPages{c.Backend}, tenantPages{c.Backend}, guardPages{c.Backend}
+	operations, callbacks := operationPages{c.Backend}, callbackPages{c.Backend}
 	all := []page{
 		{path: "/{$}", nav: "Overview", scope: open, view: c.overview.view},
-		{path: "/groups", nav: "Groups", scope: auth.Read, view: listOf(groups.readList).page("groups", "Groups", "groups")},
+		{path: "/groups", nav: "Groups", scope: auth.Read, view: groups.list},
 		{path: "/groups/{id}", scope: auth.Read, view: groups.group},
 		{path: "/groups/{id}/failures", scope: auth.Read, view: failuresPage{c}.view},
 		{path: "/groups/{id}/jobs", scope: auth.Read, view: groups.goToJob},
 		{path: "/groups/{id}/jobs/{ordinal}", scope: auth.Read, view: groups.job},
 		{path: "/tenants", nav: "Tenants", scope: auth.Read, view: tenants.list},
 		{path: "/tenants/{id}", scope: auth.Read, view: tenants.tenant},
+		{path: "/limits", nav: "Limits", scope: auth.ReadSystem, view: limitsPage{c.Backend}.view},
 		{
 			path: "/dead-letters", nav: "Dead letters", scope: auth.Read,
 			view: listOf(letters.readDeadLetters).page("deadletters", "Dead letters", "dead-letters"),
 		},
 		{
+			path: "/callbacks", nav: "Callbacks", scope: auth.Read,
+			view: listOf(callbacks.readList).page("callbacks", "Callbacks", "callbacks"),
+		},
+		{
 			path: "/rejected", nav: "Rejected", scope: auth.ReadSystem,
 			view: listOf(letters.readRejected).page("rejected", "Rejected messages", "rejected"),
 		},
+		{
+			path: "/operations", nav: "Operations", scope: auth.Read,
+			view: listOf(operations.readList).page("operations", "Operations", "operations"),
+		},
+		{path: "/operations/{id}", scope: auth.Read, view: operations.operation},
 		{
 			path: "/guards", nav: "Guards", scope: auth.ReadSystem,
 			view: listOf(guards.readList).page("guards", "Guards", "guards"),
@@ -215,12 +226,19 @@ func (c *Console) allPages() []page {
 
 func (c *Console) allActions() []action {
 	groups, tenants, submit := groupPages{c.Backend}, tenantPages{c.Backend}, submitPage{c.Submissions, c.Decoder}
+	limits, callbacks := limitsPage{c.Backend}, callbackPages{c.Backend}
 	all := []action{
+		{path: "/limits", scope: auth.System, do: limits.changeGlobal, page: limits.view},
+		{path: "/limits/{type}", scope: auth.System, do: limits.changeType, page: limits.view},
 		{path: "/submit", scope: auth.Submit, file: true, do: submit.submit, page: submit.form},
 		{path: "/groups", scope: auth.Control, do: groups.controlSome},
+		{path: "/operations", scope: auth.Control, do: operationPages{c.Backend}.start},
 		{path: "/tenants/{id}", scope: auth.Tenants, do: tenants.change, page: tenants.tenant},
 		{path: "/tenants/{id}/pause", scope: auth.Tenants, do: pauseTenant(c.Backend.PauseTenant, "tenant-paused")},
 		{path: "/tenants/{id}/resume", scope: auth.Tenants, do: pauseTenant(c.Backend.ResumeTenant, "tenant-resumed")},
+		{path: "/callbacks", scope: auth.Control, do: callbacks.redeliver},
+		{path: "/tenants/{id}/callback/{do}", scope: auth.Control, do: callbacks.change, page: tenants.tenant},
+		{path: "/tenants/{id}/callback/secret", scope: auth.Control, show: callbacks.secret},
 		{path: "/guards/{name}/members/{id}", scope: auth.System, do: guardPages{c.Backend}.control},
 		{path: "/types/{type}/pause", scope: auth.System, do: pauseType(c.Backend.PauseType, "type-paused")},
 		{path: "/keys", scope: auth.System, show: keysPage{c}.create, page: keysPage{c}.list},
@@ -231,6 +249,11 @@ func (c *Console) allActions() []action {
 		for name, do := range c.rooms.actions() {
 			all = append(all, action{path: "/rooms/{event}/" + name, scope: auth.System, do: do, page: c.rooms.room})
 		}
+	}
+	for _, do := range api.OperationCommands {
+		all = append(all, action{
+			path: "/operations/{id}/" + string(do), scope: auth.Control, do: operationPages{c.Backend}.control(do),
+		})
 	}
 	for name := range groups.commands() {
 		all = append(all, action{path: "/groups/{id}/" + name, scope: auth.Control, do: groups.control(name)})
@@ -466,6 +489,15 @@ func (f frame) Refused() *failure {
 		return nil
 	}
 	return &f.refused.failure
+}
+
+// Ticked reports whether a checkbox begins ticked: as it was sent if the form was refused, otherwise
+// if values has its value. with is a field that the form always has.
+func (f frame) Ticked(with, name, value string, values []string) bool {
+	if f.refused != nil && f.refused.values.Has(with) {
+		values = f.refused.values[name]
+	}
+	return slices.Contains(values, value)
 }
 
 // Value returns the initial value of a form's field: what was typed if the form was refused,

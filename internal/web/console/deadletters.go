@@ -36,6 +36,7 @@ type deadLettersData struct {
 	Scanned  int
 	Next     string // path of the next page
 	Tenants  bool   // the reader sees dead letters of several tenants
+	All      allMatching
 }
 
 // First reports whether this is the first page.
@@ -100,6 +101,11 @@ func (p letterPages) readDeadLetters(q url.Values) (
 			Next:    nextPage(root+"/dead-letters", filters, l.Cursor),
 			Tenants: who.Tenant == "" || who.Tenant == auth.AllTenants,
 		}
+		f := api.OperationFilter{Tenant: query.Tenant, Group: query.Group, Type: query.Type, Code: query.Code}
+		if !query.Since.IsZero() {
+			f.Since = &query.Since
+		}
+		d.All = allMatching{filterJSON(f), api.OperationKinds[4:]}
 		d.add(l.DeadLetters, filters)
 		return d, nil
 	}, filter, nil

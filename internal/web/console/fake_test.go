@@ -38,6 +38,7 @@ type fakeBackend struct {
 	mu      sync.Mutex
 	err     error // of every call
 	groups  map[string]api.Group
+	tags    api.Tags // of the last submission
 	jobs    map[string][]messages.Job
 	calls   []string
 	reads   int
@@ -49,12 +50,16 @@ type fakeBackend struct {
 	mapReads  int
 	stages    []api.StageStatus // which Stats returns too, beside its fixed ones
 	deadline  time.Time         // of the last call of Groups
+	limits    *api.Limits       // which Limits returns; nil: those of a fixed answer
+
+	noEndpoint  bool            // no tenant has a callback endpoint
+	redelivered api.Redelivered // which RedeliverDead returns
 }
 
 func newFake() *fakeBackend {
 	eta, total := 12.5, int64(1200)
 	failed := api.Group{
-		ID: "failed-1", Tenant: "acme", Name: hostile, Type: "SEND_EMAIL", Priority: "normal", Status: api.StatusFailed,
+		ID: "failed-1", Tenant: "acme", Name: hostile, Tags: api.Tags{"a": "x& <b>"}, CallbackURL: "javascript:alert(2)//" + hostile, Type: "SEND_EMAIL", Priority: "normal", Status: api.StatusFailed,
 		Sealed: true, Round: 2, Counts: api.Counts{Accepted: 1000, Done: 900, Failed: 100},
 		FailuresByCode: map[string]int64{"PERMANENT": 90, hostile: 10},
 		Aggregate: map[string]json.RawMessage{
@@ -199,6 +204,7 @@ func (f *fakeBackend) ResumeType(_ context.Context, typ string) error {
 }
 
 func (f *fakeBackend) Submit(_ context.Context, g *messages.SubmitGroup, _ httpapi.SubmitOptions) (api.Accepted, error) {
+	f.set(func() { f.tags = g.Tags })
 	return api.Accepted{ID: g.ID}, f.call("submit %s %s %s", g.ID, g.Tenant, g.Type)
 }
 

@@ -21,9 +21,11 @@ func functions(hasPage func(string) bool, traceURL string) template.FuncMap {
 		"count":        count,
 		"decimal":      decimal,
 		"duration":     duration,
+		"eventOf":      api.EventOf,
 		"expected":     expected,
 		"hasPage":      hasPage,
 		"holdsUp":      holdsUp,
+		"hostOf":       hostOf,
 		"isoTime":      func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
 		"lower":        strings.ToLower,
 		"milliseconds": func(ms int64) string { return duration(float64(ms) / 1000) },
@@ -33,6 +35,8 @@ func functions(hasPage func(string) bool, traceURL string) template.FuncMap {
 		"plural":       plural,
 		"query":        func(text string) string { return url.QueryEscape(text) },
 		"segment":      url.PathEscape, // of a path
+		"doneTo":       doneTo,
+		"unitOf":       unitOf,
 		"sum":          sum,
 		"trace":        func(group, ordinal, id string) string { return traceLink(traceURL, group, ordinal, id) },
 		"words":        func(text string) string { return strings.ReplaceAll(text, "_", " ") },
@@ -43,7 +47,8 @@ func functions(hasPage func(string) bool, traceURL string) template.FuncMap {
 // other reasons are normal while a group runs, so they are not shown as a warning.
 func holdsUp(reason string) bool {
 	switch reason {
-	case "", api.WhyScheduled, api.WhyRetry, api.WhyCongestion, api.WhyResource, api.WhyRate, api.WhyCapacity, api.WhyFairness:
+	case "", api.WhyScheduled, api.WhyRetry, api.WhyCongestion, api.WhyResource, api.WhyRate, api.WhyCapacity,
+		api.WhyInFlight, api.WhyFairness:
 		return false
 	}
 	return true
@@ -196,12 +201,23 @@ var notices = map[string]string{
 	"seal":           "The group is sealed: it gets no more jobs.",
 	"submitted":      "The group was submitted. This page follows it.",
 	"key-revoked":    "The key is revoked: all processes refuse it within ten seconds.",
+	"limits-changed": "The limits are changed, and in effect in all partitions.",
 	"tenant-changed": "The settings of the tenant are changed.",
 	"tenant-paused":  "The tenant is paused: no more of its jobs start.",
 	"tenant-resumed": "The tenant goes on.",
 	"type-paused":    "The type is paused: no more of its jobs start.",
 	"type-resumed":   "The type goes on.",
 	"groups":         "Done with %s.",
+
+	"callback":        "The callback is sent again.",
+	"callback-set":    "The callback endpoint is set.",
+	"callback-delete": "The callback endpoint is deleted. What is pending for it dies when it is due.",
+	"callback-rotate": "The tenant has a new secret. For 24 hours callbacks are also signed with the previous one.",
+
+	"operation-started": "The operation was started. This page follows it.",
+	"operation-pause":   "The operation is paused when the step at which it works is completed.",
+	"operation-resume":  "The operation goes on.",
+	"operation-cancel":  "The operation is cancelled when the step at which it works is completed.",
 
 	"guard-disable":   "The member is disabled: it is lent no more.",
 	"guard-enable":    "The member is enabled.",
@@ -222,6 +238,9 @@ var notices = map[string]string{
 // noticeOf returns the notice that the query names; "" for none. It adds how many of the ticked
 // groups did not take the command (parameter failed).
 func noticeOf(q url.Values) string {
+	if q.Get("done") == "callbacks" {
+		return redelivered(q)
+	}
 	text := notices[q.Get("done")]
 	if !strings.Contains(text, "%s") {
 		return text

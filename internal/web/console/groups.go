@@ -39,12 +39,14 @@ type groupsData struct {
 	Paused   string // true or false; "": both
 	Failed   string // true: groups with failed jobs, false: those without; "": both
 	Since    string // a day
+	Tags     []string
 	Statuses []api.Status
 	Scanned  int
 	Next     string // path of the next page
 	First    bool   // this is the first page
 	Filtered bool
 	Tenants  bool // the reader sees groups of several tenants
+	All      allMatching
 }
 
 // openList returns the function that reads the live data of a list of groups. The function reads
@@ -56,6 +58,26 @@ func (p groupPages) openList(ctx context.Context, arg string) (func(context.Cont
 		interval = 0
 	}
 	return listOf(p.readList).live(interval)(ctx, arg)
+}
+
+// list shows the list of groups. A query that can't be used is shown again, with the problem.
+func (p groupPages) list(r *http.Request) (view, error) {
+	v, err := listOf(p.readList).page("groups", "Groups", "groups")(r)
+	if _, ok := errors.AsType[*inputError](err); !ok {
+		return v, err
+	}
+	q := r.URL.Query()
+	who, _ := auth.From(r.Context())
+	return view{name: "groups", title: "Groups", refused: &refusal{cause: err}, data: groupsData{
+		Tenant: q.Get("tenant"), Status: strings.ToUpper(q.Get("status")), Statuses: statuses, Type: q.Get("type"),
+		Prefix: q.Get("prefix"), Paused: q.Get("paused"), Failed: q.Get("failed_jobs"), Since: q.Get("since"),
+		Tags: typedTags(q["tag"]), First: true, Filtered: true, Tenants: who.Tenant == "" || who.Tenant == auth.AllTenants,
+	}}, nil
+}
+
+// typedTags leaves out empty fields.
+func typedTags(tags []string) []string {
+	return slices.DeleteFunc(slices.Clone(tags), func(tag string) bool { return strings.TrimSpace(tag) == "" })
 }
 
 // readList parses the query of the list of groups. It returns a function that reads this page of
@@ -80,6 +102,10 @@ func (p groupPages) readList(q url.Values) (
 	if query.Since, err = dayOf(q, "since"); err != nil {
 		return nil, nil, err
 	}
+	tags := typedTags(q["tag"])
+	if query.Tags, err = api.ParseTags(tags); err != nil {
+		return nil, nil, invalid("tag", "%s", err.Error())
+	}
 	if query.Cursor, err = cursorOf(q); err != nil {
 		return nil, nil, err
 	}
@@ -90,6 +116,9 @@ func (p groupPages) readList(q url.Values) (
 		"tenant": query.Tenant, "status": string(query.Status), "cursor": query.Cursor, "type": query.Type,
 		"prefix": query.Prefix, "paused": paused, "failed_jobs": failed, "since": since,
 	})
+	if len(tags) > 0 {
+		filter["tag"] = tags
+	}
 	return func(ctx context.Context) (any, error) {
 		l, err := p.backend.Groups(ctx, query)
 		if err != nil {
@@ -98,12 +127,24 @@ func (p groupPages) readList(q url.Values) (
 		who, _ := auth.From(ctx)
 		return groupsData{
 			Groups: l.Groups, Tenant: query.Tenant, Status: string(query.Status), Statuses: statuses,
-			Type: query.Type, Prefix: query.Prefix, Paused: paused, Failed: failed, Since: since,
+			Type: query.Type, Prefix: query.Prefix, Paused: paused, Failed: failed, Since: since, Tags: tags,
 			Scanned: l.Scanned, Next: nextPage(root+"/groups", filter, l.Cursor), First: query.Cursor == "",
-			Filtered: query.Tenant+string(query.Status)+query.Type+query.Prefix+paused+failed+since != "",
+			Filtered: query.Tenant+string(query.Status)+query.Type+query.Prefix+paused+failed+since+strings.Join(tags, "") != "",
 			Tenants:  who.Tenant == "" || who.Tenant == auth.AllTenants,
+			All:      allMatching{filterJSON(operationFilter(query)), api.OperationKinds[:4]},
 		}, nil
 	}, filter, nil
+}
+
+// operationFilter returns the filter of an operation on all groups that a query selects.
+func operationFilter(q messages.ListQuery) api.OperationFilter {
+	f := api.OperationFilter{
+		Tenant: q.Tenant, Status: q.Status, Type: q.Type, Prefix: q.Prefix, Paused: q.Paused, FailedJobs: q.FailedJobs, Tags: q.Tags,
+	}
+	if !q.Since.IsZero() {
+		f.Since = &q.Since
+	}
+	return f
 }
 
 // command is a function that carries out a command on a group, such as Pause.

@@ -151,19 +151,24 @@ func TestFailuresDownloadBreaks(t *testing.T) {
 // 422.
 func TestGroupFilters(t *testing.T) {
 	w := parallel(t)
-	d := w.page("/ui/groups?tenant=acme&status=failed&type=SEND_EMAIL&paused=false&failed_jobs=true&prefix=fail&since=2026-01-02")
+	d := w.page("/ui/groups?tenant=acme&status=failed&type=SEND_EMAIL&paused=false&failed_jobs=true&prefix=fail&since=2026-01-02&tag=&tag=a%3Db&tag=n%3D1+2")
 	no, yes := false, true
 	require.Equal(t, messages.ListQuery{
 		Tenant: "acme", Status: api.StatusFailed, Type: "SEND_EMAIL", Paused: &no, FailedJobs: &yes, Prefix: "fail",
-		Since: time.Date(2026, 1, 2, 0, 0, 0, 0, time.UTC), Limit: 50,
+		Since: time.Date(2026, 1, 2, 0, 0, 0, 0, time.UTC), Tags: api.Tags{"a": "b", "n": "1 2"}, Limit: 50,
 	}, w.backend.queries[0])
-	filter := "failed_jobs=true&paused=false&prefix=fail&since=2026-01-02&status=FAILED&tenant=acme&type=SEND_EMAIL"
+	filter := "failed_jobs=true&paused=false&prefix=fail&since=2026-01-02&status=FAILED&tag=a%3Db&tag=n%3D1+2&tenant=acme&type=SEND_EMAIL"
 	require.Equal(t, "groups:"+filter, attribute(d.all("body")[0], "data-topic"))
 	require.Equal(t, "/ui/groups?cursor=next%26page&"+filter, nextOf(d))
 	values := map[string]string{}
+	var tags []string
 	for _, input := range d.all("input") {
 		values[attribute(input, "name")] = attribute(input, "value")
+		if attribute(input, "name") == "tag" {
+			tags = append(tags, attribute(input, "value"))
+		}
 	}
+	require.Equal(t, []string{"a=b", "n=1 2", ""}, tags)
 	require.Equal(t, "SEND_EMAIL", values["type"])
 	require.Equal(t, "fail", values["prefix"])
 	require.Equal(t, "2026-01-02", values["since"])
@@ -171,9 +176,24 @@ func TestGroupFilters(t *testing.T) {
 
 	w.page("/ui/groups?paused=true")
 	require.True(t, *w.backend.queries[1].Paused)
-	for _, query := range []string{"paused=1", "failed_jobs=1", "since=yesterday", "since=1969-12-31", "type=a%20b", "prefix=a%20b"} {
+	for _, query := range []string{"paused=1", "failed_jobs=1", "since=yesterday", "since=1969-12-31", "type=a%20b", "prefix=a%20b", "tag=a", "tag=a%3D1&tag=a%3D2"} {
 		require.Equal(t, http.StatusUnprocessableEntity, w.get("/ui/groups?"+query).Code, query)
 	}
+	answer := w.get("/ui/groups?since=yesterday&tag=campaign&tag=a%3Db&tenant=acme&paused=true")
+	require.Equal(t, http.StatusUnprocessableEntity, answer.Code)
+	again := parse(t, answer.Body.String())
+	require.Contains(t, again.text, "since must be a day such as")
+	require.NotContains(t, again.text, "No group")
+	tags = nil
+	for _, input := range again.all("input") {
+		values[attribute(input, "name")] = attribute(input, "value")
+		if attribute(input, "name") == "tag" {
+			tags = append(tags, attribute(input, "value"))
+		}
+	}
+	require.Equal(t, []string{"campaign", "a=b", ""}, tags)
+	require.Equal(t, "yesterday", values["since"])
+	require.Equal(t, "acme", values["tenant"])
 }
 
 // JobMap has two jobs in each bucket, all done but one of the first bucket, which is failed.

@@ -54,14 +54,24 @@ func (c *Console) topics() map[string]topic {
 			scope: auth.Read, page: "deadletters", many: true,
 			open: listOf(letters.readDeadLetters).live(listInterval),
 		},
+		"callbacks": {
+			scope: auth.Read, page: "callbacks", many: true,
+			open: listOf(callbackPages{c.Backend}.readList).live(listInterval),
+		},
 		"rejected": {
 			scope: auth.ReadSystem, page: "rejected", many: true,
 			open: listOf(letters.readRejected).live(listInterval),
 		},
-		"guards":  {scope: auth.ReadSystem, page: "guards", many: true, open: listOf(guards.readList).live(guardsInterval)},
-		"guard":   {scope: auth.ReadSystem, page: "guard", many: true, open: guards.openGuard},
-		"workers": {scope: auth.ReadMetrics, page: "workers", open: workersPage{c.Backend}.open},
-		"audit":   {scope: auth.ReadSystem, page: "audit", open: auditPage{c.Backend}.open},
+		"operations": {
+			scope: auth.Read, page: "operations", many: true,
+			open: listOf(operationPages{c.Backend}.readList).live(listInterval),
+		},
+		"operation": {scope: auth.Read, page: "operation", many: true, open: operationPages{c.Backend}.open},
+		"guards":    {scope: auth.ReadSystem, page: "guards", many: true, open: listOf(guards.readList).live(guardsInterval)},
+		"guard":     {scope: auth.ReadSystem, page: "guard", many: true, open: guards.openGuard},
+		"limits":    {scope: auth.ReadSystem, page: "limits", open: limitsPage{c.Backend}.open},
+		"workers":   {scope: auth.ReadMetrics, page: "workers", open: workersPage{c.Backend}.open},
+		"audit":     {scope: auth.ReadSystem, page: "audit", open: auditPage{c.Backend}.open},
 	}
 	if c.Rooms != nil {
 		all["rooms"] = topic{

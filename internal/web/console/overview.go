@@ -40,6 +40,7 @@ type overviewPage struct {
 	backend  httpapi.Backend
 	history  *redisx.Cache[string, historyView]
 	audit    *redisx.Cache[string, api.AuditState]
+	limits   *redisx.Cache[string, limitsData]
 	busiest  *redisx.Cache[string, []tenantLoad]
 	failures *redisx.Cache[string, []api.Group]
 }
@@ -47,6 +48,7 @@ type overviewPage struct {
 func newOverviewPage(b httpapi.Backend) *overviewPage {
 	return &overviewPage{
 		backend: b, history: newCache[historyView](seldomInterval), audit: newCache[api.AuditState](seldomInterval),
+		limits:  newCache[limitsData](seldomInterval),
 		busiest: newCache[[]tenantLoad](seldomInterval), failures: newCache[[]api.Group](seldomInterval),
 	}
 }
@@ -70,6 +72,7 @@ type overviewData struct {
 	Audit    *api.AuditState
 	Open     int64      // open violations of the audit
 	Laws     []quantity // that they break
+	Limits   *limitsData
 	Busiest  []tenantLoad
 	Tenants  bool // the reader may see all tenants
 	Newest   []api.Group
@@ -131,6 +134,11 @@ func (p *overviewPage) read(ctx context.Context, minutes int) (any, error) {
 			return nil, err
 		}
 		d.summarizeAudit(a)
+		l, err := p.limits.GetOr("", func() (limitsData, error) { return limitsPage{p.backend}.read(ctx) })
+		if err != nil {
+			return nil, err
+		}
+		d.Limits = &l
 	}
 	var err error
 	if d.Tenants {

@@ -25,9 +25,9 @@ import (
 var paths = []string{
 	"/ui/", "/ui/groups", "/ui/groups?tenant=acme&status=failed&cursor=x", "/ui/groups/failed-1", "/ui/groups/running-1",
 	"/ui/groups/running-1/jobs/7", "/ui/groups/failed-1/failures", "/ui/submit",
-	"/ui/dead-letters", "/ui/rejected?data=true", "/ui/tenants", "/ui/tenants/acme", "/ui/tenants/globex",
+	"/ui/dead-letters", "/ui/callbacks", "/ui/callbacks?state=pending", "/ui/rejected?data=true", "/ui/tenants", "/ui/tenants/acme", "/ui/tenants/globex",
 	"/ui/guards", "/ui/guards/pool%2Fsmtp", "/ui/guards/lock%2Freport?state=off", "/ui/rooms", "/ui/rooms/sale", "/ui/rooms/closed",
-	"/ui/workers", "/ui/audit", "/ui/activity?actor=key_a", "/ui/keys", "/ui/groups/unknown", "/ui/nothing", "/ui/?done=groups&n=3&failed=1",
+	"/ui/limits", "/ui/limits?type=HTTP", "/ui/workers", "/ui/audit", "/ui/activity?actor=key_a", "/ui/keys", "/ui/groups/unknown", "/ui/nothing", "/ui/?done=groups&n=3&failed=1",
 }
 
 // TestTablesAreComplete: each page, action and topic names the scope that a caller needs, and has a
@@ -156,10 +156,10 @@ func TestRoles(t *testing.T) {
 		return names
 	}
 	for who, want := range map[auth.Principal][]string{
-		admin:    {"Overview", "Groups", "Tenants", "Dead letters", "Rejected", "Guards", "Rooms", "Workers", "Audit", "Activity", "Keys", "API", "Submit"},
-		operator: {"Overview", "Groups", "Tenants", "Dead letters", "Rejected", "Guards", "Rooms", "Workers", "Audit", "API"},
-		acme:     {"Overview", "Groups", "Tenants", "Dead letters", "API", "Submit"},
-		reader:   {"Overview", "Groups", "Tenants", "Dead letters", "Rejected", "Guards", "Rooms", "Workers", "Audit", "API"}, metrics: {"Overview", "Workers", "API"},
+		admin:    {"Overview", "Groups", "Tenants", "Limits", "Dead letters", "Callbacks", "Rejected", "Operations", "Guards", "Rooms", "Workers", "Audit", "Activity", "Keys", "API", "Submit"},
+		operator: {"Overview", "Groups", "Tenants", "Limits", "Dead letters", "Callbacks", "Rejected", "Operations", "Guards", "Rooms", "Workers", "Audit", "API"},
+		acme:     {"Overview", "Groups", "Tenants", "Dead letters", "Callbacks", "Operations", "API", "Submit"},
+		reader:   {"Overview", "Groups", "Tenants", "Limits", "Dead letters", "Callbacks", "Rejected", "Operations", "Guards", "Rooms", "Workers", "Audit", "API"}, metrics: {"Overview", "Workers", "API"},
 	} {
 		t.Run(string(who.Role), func(t *testing.T) {
 			t.Parallel()
@@ -274,6 +274,7 @@ func TestGroup(t *testing.T) {
 	require.Contains(t, d.text, "Retry 100 failed jobs")
 	require.Contains(t, d.text, "cost 12.5")
 	require.Contains(t, d.text, "after 59 s")
+	require.Contains(t, d.text, "callback javascript:alert(2)//"+hostile, "a text, no link")
 	require.NotContains(t, d.text, "Why it waits")
 	require.Contains(t, d.actions(), "/ui/groups/failed-1/retry")
 	require.NotContains(t, d.actions(), "/ui/groups/failed-1/cancel")
@@ -282,6 +283,11 @@ func TestGroup(t *testing.T) {
 		asks = append(asks, attribute(b, "data-confirm"))
 	}
 	require.Contains(t, asks, "Run 100 failed jobs of failed-1 again.")
+	var links []string
+	for _, a := range d.all("a") {
+		links = append(links, attribute(a, "href"))
+	}
+	require.Contains(t, links, "/ui/groups?tenant=acme&tag=a%3dx%26%20%3cb%3e")
 }
 
 // TestWithoutPayloads: the page of a job says to a reader without the right to payloads that it

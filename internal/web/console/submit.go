@@ -21,7 +21,8 @@ import (
 )
 
 const (
-	maxField  = 512     // most bytes of a field of the form, but jobs
+	maxField  = 512 // most bytes of a field of the form, but tags and jobs
+	maxTags   = 2 << 10
 	maxPasted = 1 << 20 // most bytes of jobs that are pasted
 )
 
@@ -106,7 +107,10 @@ func (p submitPage) submitForm(ctx context.Context, r *http.Request, fields map[
 			return p.submitJobs(ctx, fields, httpapi.Load{CSV: isCSV(part), Text: text})
 		}
 		most := int64(maxField)
-		if part.FormName() == "jobs" {
+		switch part.FormName() {
+		case "tags":
+			most = maxTags
+		case "jobs":
 			most = maxPasted
 		}
 		text, err := io.ReadAll(io.LimitReader(part, most+1))
@@ -152,6 +156,10 @@ func (p submitPage) submitJobs(ctx context.Context, fields map[string]string, lo
 		load.Table.Key = fields["key_column"]
 	}
 	var err error
+	lines := strings.FieldsFunc(fields["tags"], func(c rune) bool { return c == '\r' || c == '\n' })
+	if g.Tags, err = api.ParseTags(typedTags(lines)); err != nil {
+		return "", invalid("tags", "%v", err)
+	}
 	if load.Table.Delimiter, err = records.ParseDelimiter(fields["delimiter"]); err != nil {
 		return "", invalid("delimiter", "%v", err)
 	}

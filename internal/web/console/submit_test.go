@@ -38,7 +38,7 @@ func upload(w *testConsole, fields map[string]string, name, text string) *httpte
 // backend are submit, pause, append, seal and resume, in this order.
 func TestSubmit(t *testing.T) {
 	t.Parallel()
-	fields := map[string]string{"type": "NOOP", "id": "g1", "tenant": "acme"}
+	fields := map[string]string{"type": "NOOP", "id": "g1", "tenant": "acme", "tags": "campaign=spring sale\r\n\r\nregion=eu"}
 	for name, c := range map[string]struct{ file, text, pasted, payload string }{
 		"csv":    {"a.csv", "to,n\nann,1\nbob,2\n", "", `{"to":"ann","n":"1"}`},
 		"ndjson": {"a.ndjson", "{\"payload\":1}\n{\"payload\":2}\n", "", "1"},
@@ -54,6 +54,7 @@ func TestSubmit(t *testing.T) {
 			require.Equal(t, http.StatusSeeOther, answer.Code, answer.Body.String())
 			require.Equal(t, "/ui/groups/g1?done=submitted", answer.Header().Get("Location"))
 			require.Equal(t, []string{"submit g1 acme NOOP", "pause g1", "append g1 2", "seal g1", "resume g1"}, w.backend.calls)
+			require.Equal(t, api.Tags{"campaign": "spring sale", "region": "eu"}, w.backend.tags)
 			require.JSONEq(t, c.payload, string(w.backend.jobs["g1"][0].Payload))
 			require.Empty(t, w.log.entries, "submissions are not recorded")
 		})
@@ -95,6 +96,7 @@ func TestSubmitRefuses(t *testing.T) {
 		"no jobs":    {good, "", "", "The form has no jobs", []string{}},
 		"long field": {map[string]string{"type": strings.Repeat("x", 600)}, "a.csv", "to\na\n", "type must be at most 512 bytes", []string{}},
 		"delimiter":  {map[string]string{"type": "NOOP", "delimiter": "x"}, "a.csv", "to\na\n", "delimiter", []string{}},
+		"tags":       {map[string]string{"type": "NOOP", "tags": "a=b\r\nspring"}, "a.csv", "to\na\n", "tags must be KEY=VALUE", []string{}},
 		"types":      {map[string]string{"type": "NOOP", "types": "x"}, "a.csv", "to\na\n", "types", []string{}},
 	} {
 		t.Run(name, func(t *testing.T) {

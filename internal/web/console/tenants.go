@@ -1,6 +1,7 @@
 package console
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -80,13 +81,20 @@ func (p tenantPages) readList(q url.Values) (
 
 type tenantData struct {
 	api.Tenant
-	Groups  []api.Group       // the newest
-	Fields  map[string]string // values of the form with the settings
-	Preview string            // what the settings in the query would change, in words; "": none are
+	tenantRest
+	Fields   map[string]string // values of the form with the settings
+	Preview  string            // what the settings in the query would change, in words; "": none are
+	Statuses []api.Status      // of whose events the callback endpoint can be told
+}
+
+// tenantRest is what an open page reads less often.
+type tenantRest struct {
+	Groups   []api.Group        // the newest
+	Callback api.TenantCallback // with the URL "": the tenant has no endpoint
 }
 
 // settings are the names of the fields in the form with a tenant's settings.
-var settings = []string{"rps", "weight", "base_priority"}
+var settings = []string{"rps", "weight", "base_priority", "in_flight"}
 
 func (p tenantPages) tenant(r *http.Request) (view, error) {
 	id, err := pathID(r, "id")
@@ -97,10 +105,10 @@ func (p tenantPages) tenant(r *http.Request) (view, error) {
 	if err != nil {
 		return view{}, err
 	}
-	if data.Groups, err = p.groups(r.Context(), id); err != nil {
+	if data.tenantRest, err = p.rest(r.Context(), id); err != nil {
 		return view{}, err
 	}
-	data.Fields = formOf(data.Tenant)
+	data.Fields, data.Statuses = formOf(data.Tenant), api.Statuses
 	who, _ := auth.From(r.Context())
 	if q := r.URL.Query(); q.Has("preview") && who.May(auth.Tenants) {
 		patch, fields, err := patchOf(q)
@@ -126,18 +134,14 @@ func (p tenantPages) openTenant(ctx context.Context, id string) (func(context.Co
 	if _, err := p.read(ctx, id); err != nil && !errors.Is(err, api.ErrUnavailable) {
 		return nil, err
 	}
-	groups := every(listInterval, func(ctx context.Context) (any, error) { return p.groups(ctx, id) })
+	rest := every(listInterval, func(ctx context.Context) (tenantRest, error) { return p.rest(ctx, id) })
 	return func(ctx context.Context) (any, error) {
 		data, err := p.read(ctx, id)
 		if err != nil {
 			return nil, err
 		}
-		newest, err := groups(ctx)
-		if err != nil {
-			return nil, err
-		}
-		data.Groups, _ = newest.([]api.Group)
-		return data, nil
+		data.tenantRest, err = rest(ctx)
+		return data, err
 	}, nil
 }
 
@@ -146,20 +150,26 @@ func (p tenantPages) read(ctx context.Context, id string) (tenantData, error) {
 	return tenantData{Tenant: t}, err
 }
 
-func (p tenantPages) groups(ctx context.Context, id string) ([]api.Group, error) {
+func (p tenantPages) rest(ctx context.Context, id string) (rest tenantRest, err error) {
 	l, err := p.backend.Groups(ctx, messages.ListQuery{Tenant: id, Limit: tenantGroups})
-	return l.Groups, err
+	if err != nil {
+		return rest, err
+	}
+	rest.Groups = l.Groups
+	if rest.Callback, err = p.backend.Callback(ctx, id); errors.Is(err, api.ErrNotFound) {
+		return tenantRest{l.Groups, api.TenantCallback{Events: api.DefaultCallbackEvents}}, nil
+	}
+	return rest, err
 }
 
 // formOf returns the initial values of the form's fields, by name, from a tenant's settings.
 func formOf(t api.Tenant) map[string]string {
 	number := func(v float64) string { return strconv.FormatFloat(v, 'f', -1, 64) }
-	fields := map[string]string{"rps": "", "weight": number(t.Weight), "base_priority": ""}
+	fields := map[string]string{
+		"rps": "", "weight": number(t.Weight), "base_priority": numberText(t.BasePriority), "in_flight": numberText(t.InFlight),
+	}
 	if t.RPS != nil {
 		fields["rps"] = number(*t.RPS)
-	}
-	if t.BasePriority != nil {
-		fields["base_priority"] = strconv.FormatInt(*t.BasePriority, 10)
 	}
 	return fields
 }
@@ -198,18 +208,16 @@ func previewOf(before, after api.Tenant) string {
 	if a, b := priority(before), priority(after); a != b {
 		text += fmt.Sprintf(", base priority %d → %d", a, b)
 	}
+	if a, b := numberText(before.InFlight), numberText(after.InFlight); a != b {
+		text += fmt.Sprintf(", jobs in flight %s → %s", cmp.Or(a, "no limit"), cmp.Or(b, "no limit"))
+	}
 	return text
 }
 
 // patchOf returns the change of settings in a form, and the values of the form's fields. An empty
 // field sets the default.
 func patchOf(form url.Values) (patch api.TenantPatch, fields map[string]string, err error) {
-	fields = map[string]string{}
-	for _, name := range settings {
-		if form.Has(name) {
-			fields[name] = form.Get(name)
-		}
-	}
+	fields = fieldsOf(form, "", settings...)
 	patch, err = httpapi.TenantPatchOf(fields)
 	return patch, fields, err
 }

@@ -97,7 +97,7 @@ func (f *fakeBackend) PreviewTenant(ctx context.Context, id string, p api.Tenant
 		t.Weight = *p.Weight.Value
 	}
 	t.Window.Limit = 10 + int64(2*t.Weight)
-	t.RPS, t.BasePriority = p.RPS.Value, p.BasePriority.Value
+	t.RPS, t.BasePriority, t.InFlight = p.RPS.Value, p.BasePriority.Value, p.InFlight.Value
 	if t.RPS != nil {
 		t.Window.Limit = int64(*t.RPS)
 	}
@@ -143,6 +143,7 @@ func TestTenantPreview(t *testing.T) {
 	for query, c := range map[string]struct{ call, text string }{
 		"rps=&weight=7&base_priority=":     {`preview acme {"rps":null,"weight":7,"base_priority":null}`, "own limit 25 → share 24 of 100/window"},
 		"rps=50&weight=2&base_priority=-3": {`preview acme {"rps":50,"weight":2,"base_priority":-3}`, "own limit 25 → 50 of 100/window, base priority 0 → -3"},
+		"weight=2&in_flight=20":            {`preview acme {"weight":2,"in_flight":20}`, "jobs in flight no limit → 20"},
 		"weight=+3+":                       {`preview acme {"weight":3}`, "share 16 of 100/window"},
 	} {
 		d := w.page("/ui/tenants/acme?preview=true&" + query)
@@ -188,6 +189,9 @@ func TestTenantPreview(t *testing.T) {
 	require.Equal(t, "no limit → own limit 3/window", previewOf(share(0, 0, nil), share(3, 0, &n)))
 	require.Equal(t, "own limit 3 → no limit", previewOf(share(3, 0, &n), share(0, 0, nil)))
 	require.Equal(t, "no limit → no limit", previewOf(share(0, 0, nil), share(0, 0, nil)))
+	bounded := share(0, 0, nil)
+	bounded.InFlight = new(int64(20))
+	require.Equal(t, "no limit → no limit, jobs in flight 20 → no limit", previewOf(bounded, share(0, 0, nil)))
 }
 
 func hasAttribute(n *html.Node, name string) bool {
@@ -256,7 +260,7 @@ func TestTenant(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, w.get("/ui/tenants/unknown").Code)
 
 	own := as(t, acme)
-	require.Contains(t, own.page("/ui/tenants/acme").text, "permits per second 62.5 · weight 2 · base priority 0")
+	require.Contains(t, own.page("/ui/tenants/acme").text, "permits per second 62.5 · weight 2 · base priority 0 · jobs in flight no limit")
 	require.NotContains(t, own.page("/ui/tenants/acme").actions(), "/ui/tenants/acme")
 	require.Equal(t, http.StatusNotFound, own.get("/ui/tenants/globex").Code)
 	require.Equal(t, http.StatusForbidden, own.post("/ui/tenants/acme", url.Values{"weight": {"3"}}).Code)
@@ -403,7 +407,8 @@ func TestDeadLetterFilters(t *testing.T) {
 	for _, input := range d.all("input") {
 		values[attribute(input, "name")] = attribute(input, "value")
 	}
-	require.Equal(t, map[string]string{"code": "A&B", "tenant": "acme", "group": "failed-1", "type": "NOOP", "since": "2026-01-02T15:04", "next": values["next"]}, values)
+	require.Equal(t, map[string]string{"code": "A&B", "tenant": "acme", "group": "failed-1", "type": "NOOP", "since": "2026-01-02T15:04", "next": values["next"], "dry_run": "true",
+		"filter": `{"tenant":"acme","type":"NOOP","code":"A\u0026B","since":"2026-01-02T15:04:00Z","group":"failed-1"}`}, values)
 	require.NotContains(t, d.text, "other-1.7")
 	require.Contains(t, d.text, "All dead letters")
 	links := 0

@@ -47,11 +47,13 @@ const open auth.Scope = "open"
 type object string
 
 const (
-	noTenant     object = "none"               // what belongs to no tenant
-	groupInPath  object = "group"              // the group {id}
-	tenantInPath object = "tenant"             // the tenant {id}
-	tenantInBody object = "tenant in the body" // the tenant of a new group
-	ownInList    object = "list"               // the list has what the caller may see
+	noTenant        object = "none"               // what belongs to no tenant
+	groupInPath     object = "group"              // the group {id}
+	tenantInPath    object = "tenant"             // the tenant {id}
+	tenantInBody    object = "tenant in the body" // the tenant of a new group or operation
+	ownInList       object = "list"               // the list has what the caller may see
+	operationInPath object = "operation"          // the operation {id}
+	callbackInPath  object = "callback"           // the callback {callback}, and so its group
 )
 
 // authorized wraps the handler of a route: it calls serve only for callers with the route's scope

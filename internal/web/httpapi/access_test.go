@@ -207,6 +207,17 @@ var changes = map[string][]string{
 	"POST /v1/types/T/resume":                       {``, `type.resume T  {"paused":false}`},
 	"PUT /v1/tenants/t":                             {`{"rps":5}`, `tenant.set t  {"rps":5`},
 	"PATCH /v1/tenants/t":                           {`{"rps":null}`, `tenant.set t  {"rps":null}`},
+	"PATCH /v1/limits":                              {`{"global":{"rps":5,"share":null}}`, `limits.set global {"rps":10000,"share":"elastic","default_backoff":"1s","max_backoff":"1m0s"} {"rps":5,"share":null}`},
+	"PATCH /v1/types/T":                             {`{"rps":5,"in_flight":null}`, `type.set T {"in_flight":null,"rps":null} {"rps":5,"in_flight":null}`},
+	"POST /v1/operations":                           {`{"do":"cancel","filter":{"tenant":"t"}}`, `operation.start `},
+	"POST /v1/operations/op-1/pause":                {``, `operation.pause op-1 {"state":"RUNNING","matched":30,"changed":20,"skipped":10} `},
+	"POST /v1/operations/op-1/resume":               {``, `operation.resume op-1 {"state":"RUNNING"`},
+	"POST /v1/operations/op-1/cancel":               {``, `operation.cancel op-1 {"state":"RUNNING"`},
+	"PUT /v1/tenants/acme/callback":                 {`{"url":"https://a:b@example.com/x?key=k","events":["group.failed"]}`, `callback.set acme {"url":"https://example.com/hook","events":["group.completed","group.failed","group.cancelled"]} {"url":"https://example.com/x","events":["group.failed"]}`},
+	"DELETE /v1/tenants/acme/callback":              {``, `callback.delete acme {"url":"https://example.com/hook","events":["group.completed"`},
+	"POST /v1/tenants/acme/callback/secret/rotate":  {``, `callback.rotate acme {"version":2} `},
+	"POST /v1/callbacks/g.1.completed/redeliver":    {``, `callback.redeliver g.1.completed  `},
+	"POST /v1/callbacks/redeliver":                  {`{"tenant":"acme"}`, `callback.redeliver acme  `},
 	"PUT /v1/workers/w":                             {`{"workers":2}`, `worker.resize w  {"workers":2}`},
 	"POST /v1/guards/pool%2Fsmtp/members/a/disable": {``, `guard.disable a@pool/smtp  `},
 	"PUT /v1/events/e":                              {`{"capacity":3}`, `event.set e {`},
@@ -275,20 +286,27 @@ func TestEveryChangeIsRecorded(t *testing.T) {
 		}
 	}
 	for target := range changes {
-		recorded = append(recorded, strings.NewReplacer("/groups/g/", "/groups/{id}/", "/tenants/t", "/tenants/{id}",
+		recorded = append(recorded, strings.NewReplacer("/groups/g/", "/groups/{id}/", "/tenants/acme", "/tenants/{id}", "/tenants/t", "/tenants/{id}",
+			"/g.1.completed/", "/{callback}/",
 			"/types/T", "/types/{type}", "/workers/w", "/workers/{id}", "pool%2Fsmtp", "{name}", "/members/a", "/members/{id}",
-			"/events/e", "/events/{event}", "/users/u", "/users/{user}", "/keys/key_a", "/keys/{id}").Replace(target))
+			"/events/e", "/events/{event}", "/users/u", "/users/{user}", "/keys/key_a", "/keys/{id}",
+			"/operations/op-1", "/operations/{id}").Replace(target))
 	}
 	require.ElementsMatch(t, all, recorded)
 }
 
 // TestUnknownGroupsAreNotRecorded: to cancel a group that does not exist is answered with 404, and
-// is not recorded.
+// is not recorded; so are changes of callbacks that do not exist.
 func TestUnknownGroupsAreNotRecorded(t *testing.T) {
 	log := &fakeActivity{}
 	o := options(apitest.NewBackend())
 	o.Activity = log
-	requireProblem(t, call(t, httpapi.New(o), "POST", "/v1/groups/none/cancel", ""), 404, "")
+	for _, target := range []string{
+		"POST /v1/groups/none/cancel", "POST /v1/callbacks/none.1.failed/redeliver", "DELETE /v1/tenants/none/callback",
+	} {
+		method, path, _ := strings.Cut(target, " ")
+		requireProblem(t, call(t, httpapi.New(o), method, path, ""), 404, "")
+	}
 	require.Empty(t, log.entries)
 }
 

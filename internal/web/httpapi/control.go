@@ -1,16 +1,10 @@
 package httpapi
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
-	"fmt"
-	"maps"
-	"math"
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -18,16 +12,7 @@ import (
 	"github.com/bulkaction/bulkaction/guard"
 	"github.com/bulkaction/bulkaction/internal/access/apikey"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
-	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/web"
-)
-
-// The limits of a tenant's settings.
-const (
-	maxTenantRPS    = 1e9
-	minTenantWeight = 0.001
-	maxTenantWeight = 1000
-	maxBasePriority = 1_000_000_000_000_000
 )
 
 // pauseTenantOrType returns the handler that pauses or resumes a tenant or a type. root is the path
@@ -83,117 +68,6 @@ func (s *server) listTenants(r *http.Request) (l api.TenantList, err error) {
 	}
 	l.Tenants = orEmpty(l.Tenants)
 	return l, err
-}
-
-const (
-	jsonType       = "application/json"
-	mergePatchType = "application/merge-patch+json"
-)
-
-// setTenant returns the function that carries out PUT /v1/tenants/{id}. A field that is absent or
-// null gets its default.
-func setTenant(b Backend) func(context.Context, string, api.TenantPatch) (api.Tenant, error) {
-	return func(ctx context.Context, id string, p api.TenantPatch) (api.Tenant, error) {
-		set := api.TenantSettings{RPS: p.RPS.Value, Weight: p.Weight.Value, BasePriority: p.BasePriority.Value}
-		return b.SetTenant(ctx, id, set)
-	}
-}
-
-// changeTenant returns the function that decodes a tenant's settings from a body in one of these
-// media types, calls do with them, and returns the tenant.
-func changeTenant(
-	s *server, do func(context.Context, string, api.TenantPatch) (api.Tenant, error), types ...string,
-) func(*http.Request) (api.Tenant, error) {
-	return func(r *http.Request) (t api.Tenant, err error) {
-		id, err := pathID(r)
-		if err != nil {
-			return t, err
-		}
-		if _, err := mediaType(r, types...); err != nil {
-			return t, err
-		}
-		body, release, err := s.readBody(r, smallBody)
-		defer release()
-		if err != nil {
-			return t, err
-		}
-		patch, err := decodeSettings(body)
-		if err != nil {
-			return t, err
-		}
-		err = s.write(r.Context(), func(ctx context.Context) (err error) {
-			t, err = do(ctx, id, patch)
-			return err
-		})
-		return t, err
-	}
-}
-
-// decodeSettings decodes the body of PUT and PATCH /v1/tenants/{id}. The error lists the bad
-// fields, 100 at most.
-func decodeSettings(body []byte) (api.TenantPatch, error) {
-	var set api.TenantPatch
-	if b := bytes.TrimSpace(body); len(b) == 0 || b[0] != '{' {
-		return set, invalidField("body", `must be a JSON object such as {"rps": 50, "weight": 2}`)
-	}
-	fields := map[string]json.RawMessage{}
-	if err := json.Unmarshal(body, &fields); err != nil {
-		return set, malformedJSON(err)
-	}
-	if err := messages.RepeatedKey(body); err != nil {
-		return set, err
-	}
-	problems := map[string]string{} // by field
-	number := func(field, problem string, allowed func(float64) bool) (change api.Change[float64]) {
-		v, given := fields[field]
-		delete(fields, field)
-		if !given {
-			return change
-		}
-		change.Given = true
-		if string(v) == "null" {
-			return change
-		}
-		if change.Value = parseNumber(string(v)); change.Value == nil || !allowed(*change.Value) {
-			problems[field] = "must be a " + problem
-		}
-		return change
-	}
-	set.RPS = number("rps", fmt.Sprintf("number above 0, to %d", int64(maxTenantRPS)),
-		func(n float64) bool { return n > 0 && n <= maxTenantRPS })
-	set.Weight = number("weight", fmt.Sprintf("number from %g to %d", minTenantWeight, maxTenantWeight),
-		func(n float64) bool { return n >= minTenantWeight && n <= maxTenantWeight })
-	base := number("base_priority", fmt.Sprintf("whole number from -%d to %[1]d", int64(maxBasePriority)),
-		func(n float64) bool { return n == math.Trunc(n) && math.Abs(n) <= maxBasePriority })
-	set.BasePriority.Given = base.Given
-	if base.Value != nil {
-		whole := int64(*base.Value)
-		set.BasePriority.Value = &whole
-	}
-	for field := range fields {
-		problems[field] = "not a known field; known are base_priority, rps and weight"
-	}
-	if len(problems) == 0 {
-		return set, nil
-	}
-	const listed = 100
-	bad := &messages.ValidationError{More: max(0, len(problems)-listed)}
-	for _, field := range slices.Sorted(maps.Keys(problems))[:len(problems)-bad.More] {
-		bad.Fields = append(bad.Fields, messages.FieldError{Field: truncate(field), Problem: problems[field]})
-	}
-	return api.TenantPatch{}, bad
-}
-
-// parseNumber parses a JSON number. It returns nil for anything else.
-func parseNumber(v string) *float64 {
-	if c := v[0]; c != '-' && (c < '0' || c > '9') {
-		return nil
-	}
-	x, err := strconv.ParseFloat(v, 64)
-	if err != nil {
-		return nil
-	}
-	return &x
 }
 
 const (
@@ -298,13 +172,9 @@ type recordedKeys struct {
 	log Activity
 }
 
-func (k recordedKeys) Create(ctx context.Context, r apikey.Request) (created apikey.NewKey, err error) {
-	err = k.log.Do(ctx, entry("key.create", cmp.Or(r.Name, string(r.Role)), nil, r.Asked()),
-		func(ctx context.Context) (err error) {
-			created, err = k.KeyStore.Create(ctx, r)
-			return err
-		})
-	return created, err
+func (k recordedKeys) Create(ctx context.Context, r apikey.Request) (apikey.NewKey, error) {
+	return recordedCall(ctx, k.log, entry("key.create", cmp.Or(r.Name, string(r.Role)), nil, r.Asked()),
+		func(ctx context.Context) (apikey.NewKey, error) { return k.KeyStore.Create(ctx, r) })
 }
 
 func (k recordedKeys) Revoke(ctx context.Context, id string) error {

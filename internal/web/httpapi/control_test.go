@@ -3,6 +3,7 @@ package httpapi_test
 import (
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
@@ -161,7 +162,8 @@ func TestTenantIsSetAsAWhole(t *testing.T) {
 		require.Equal(t, rec.Body.String(), call(t, h, "GET", "/v1/tenants/acme", "").Body.String(), "as GET shows it")
 		return decode[api.Tenant](t, rec)
 	}
-	full := put(`{"rps": 2.5, "weight": 0.001, "base_priority": -1e15}`)
+	full := put(`{"rps": 2.5, "weight": 0.001, "base_priority": -1e15, "in_flight": 20}`)
+	require.EqualValues(t, 20, *full.InFlight)
 	require.Equal(t, 2.5, *full.RPS)
 	require.Equal(t, 0.001, full.Weight)
 	require.EqualValues(t, -1_000_000_000_000_000, *full.BasePriority)
@@ -182,6 +184,7 @@ func TestTenantIsPatched(t *testing.T) {
 	put := func(body string) { call(t, h, "PUT", "/v1/tenants/acme", body, "Content-Type", httpapi.JSONType) }
 	for _, c := range []struct{ patch, want string }{
 		{`{}`, `{"rps":1.5,"weight":2,"base_priority":-3}`},
+		{`{"in_flight":1e6}`, `{"rps":1.5,"weight":2,"base_priority":-3,"in_flight":1000000}`},
 		{`{"rps":50}`, `{"rps":50,"weight":2,"base_priority":-3}`},
 		{`{"rps":null}`, `{"weight":2,"base_priority":-3}`},
 		{`{"weight":null,"base_priority":7}`, `{"rps":1.5,"base_priority":7}`},
@@ -201,11 +204,14 @@ func TestTenantIsPatched(t *testing.T) {
 	before := f.Settings["acme"]
 	for patch, fields := range map[string]string{
 		`{"rps":0,"weight":1001,"base_priority":0.5,"wieght":null}`: "base_priority rps weight wieght",
-		`{"rps":1,"rps":null}`: "rps",
-		`null`:                 "body",
-		`[]`:                   "body",
-		`{"rps":1`:             "body",
-		``:                     "body",
+		`{"in_flight":0}`:       "in_flight",
+		`{"in_flight":1000001}`: "in_flight",
+		`{"in_flight":"2"}`:     "in_flight",
+		`{"rps":1,"rps":null}`:  "rps",
+		`null`:                  "body",
+		`[]`:                    "body",
+		`{"rps":1`:              "body",
+		``:                      "body",
 	} {
 		p := requireProblem(t, call(t, h, "PATCH", "/v1/tenants/acme", patch, "Content-Type", httpapi.MergePatchType), statusOfBad(patch), "")
 		var named []string
@@ -264,6 +270,120 @@ func TestBadSettingsAreAllNamed(t *testing.T) {
 	}
 	p := requireProblem(t, call(t, h, "PUT", "/v1/tenants/acme", strings.TrimSuffix(many, ",")+"}", "Content-Type", httpapi.JSONType), 422, "x000")
 	require.Len(t, p.Fields, 100)
+}
+
+// patched sends a merge patch and returns the answer.
+func patched(t *testing.T, h http.Handler, path, body string) *httptest.ResponseRecorder {
+	t.Helper()
+	return call(t, h, "PATCH", path, body, "Content-Type", httpapi.MergePatchType)
+}
+
+func TestLimitsAreShownAndPatched(t *testing.T) {
+	f := apitest.NewBackend()
+	h := httpapi.New(options(f))
+	rec := call(t, h, "GET", "/v1/limits", "")
+	require.Equal(t, 200, rec.Code)
+	require.Contains(t, rec.Body.String(), `"types":{}`)
+	require.Contains(t, rec.Body.String(), `"processes_that_differ":[]`)
+	for _, c := range []struct{ patch, want string }{
+		{`{"global":{"rps":5000,"share":"static","default_backoff":"2s","max_backoff":"60s"}}`, `{"rps":5000,"share":"static","default_backoff":"2s","max_backoff":"60s"}`},
+		{`{"global":{"rps":0}}`, `{"rps":0,"share":"static","default_backoff":"2s","max_backoff":"60s"}`},
+		{`{"global":{"share":null,"max_backoff":null}}`, `{"rps":0,"share":null,"default_backoff":"2s","max_backoff":null}`},
+		{` {"global":{"rps":1e9,"default_backoff":"24h","max_backoff":"1ms"}} `, `{"rps":1000000000,"share":null,"default_backoff":"24h","max_backoff":"1ms"}`},
+	} {
+		rec := patched(t, h, "/v1/limits", c.patch)
+		require.Equal(t, 200, rec.Code, rec.Body.String())
+		got, err := json.Marshal(f.Global)
+		require.NoError(t, err)
+		require.JSONEq(t, c.want, string(got), c.patch)
+		require.Equal(t, rec.Body.String(), call(t, h, "GET", "/v1/limits", "").Body.String(), "as GET shows it")
+	}
+	require.Equal(t, api.LimitSetting[int64]{Configured: 10_000, Effective: 1_000_000_000, Source: api.SourceAPI},
+		decode[api.Limits](t, call(t, h, "GET", "/v1/limits", "")).Global.RPS)
+	require.Equal(t, 200, call(t, h, "PATCH", "/v1/limits", `{"global":{"rps":1}}`, "Content-Type", httpapi.JSONType).Code)
+
+	f.Pending = []int{0, 2}
+	rec = patched(t, h, "/v1/limits", `{"global":{"rps":7}}`)
+	require.Equal(t, 202, rec.Code, "not all partitions have answered")
+	require.Equal(t, []int{0, 2}, decode[api.Limits](t, rec).PendingPartitions)
+	require.Equal(t, 202, patched(t, h, "/v1/types/T", `{"rps":7}`).Code)
+	require.Equal(t, 200, call(t, h, "GET", "/v1/limits", "").Code)
+}
+
+func TestTypeIsPatched(t *testing.T) {
+	f := apitest.NewBackend()
+	h := httpapi.New(options(f))
+	for _, c := range []struct{ patch, want string }{
+		{`{"rps":1,"in_flight":1000000}`, `{"HTTP":{"rps":1,"in_flight":1000000,"in_flight_now":0}}`},
+		{`{"in_flight":20}`, `{"HTTP":{"rps":1,"in_flight":20,"in_flight_now":0}}`},
+		{`{"rps":null}`, `{"HTTP":{"in_flight":20,"in_flight_now":0}}`},
+		{`{"in_flight":null}`, `{}`},
+	} {
+		rec := patched(t, h, "/v1/types/HTTP", c.patch)
+		require.Equal(t, 200, rec.Code, rec.Body.String())
+		got, err := json.Marshal(decode[api.Limits](t, rec).Types)
+		require.NoError(t, err)
+		require.JSONEq(t, c.want, string(got), c.patch)
+	}
+	require.Len(t, f.Calls, 4)
+	requireProblem(t, patched(t, h, "/v1/types/a%20b", `{"rps":1}`), 422, "type")
+	require.Len(t, f.Calls, 4)
+}
+
+// TestBadLimitsAreAllNamed: a patch with a bad field is refused, and its answer names all of them.
+// Those of an object have its name before them.
+func TestBadLimitsAreAllNamed(t *testing.T) {
+	f := apitest.NewBackend()
+	h := httpapi.New(options(f))
+	long := strings.Repeat("x", 400)
+	for _, c := range []struct{ path, body, fields string }{
+		{"limits", `{}`, "global"},
+		{"limits", `{"global":{}}`, "global"},
+		{"limits", `{"global":null}`, "global"},
+		{"limits", `{"global":[{"rps":1}]}`, "global"},
+		{"limits", `{"rps":1}`, "rps"},
+		{"limits", `{"global":{"rps":1},"types":{}}`, "types"},
+		{"limits", `{"global":{"rps":1},"global":{"rps":2}}`, "global"},
+		{"limits", `{"global":{"rps":1,"rps":2}}`, "global.rps"},
+		{"limits", `{"global":{"rps":-1,"share":"equal","default_backoff":"0s","max_backoff":"25h"}}`, "global.default_backoff global.max_backoff global.rps global.share"},
+		{"limits", `{"global":{"rps":0.5,"share":1,"default_backoff":500,"max_backoff":"soon","rsp":null},"x":1}`, "global.default_backoff global.max_backoff global.rps global.rsp global.share x"},
+		{"limits", `{"global":{"rps":1000000001}}`, "global.rps"},
+		{"limits", `{"global":{"rps":"5"}}`, "global.rps"},
+		{"limits", `{"global":{"rps":1e999}}`, "global.rps"},
+		{"limits", `{"global":{"` + long + `":1}}`, "global." + long[:293] + "…"},
+		{"limits", `null`, "body"},
+		{"limits", `{"global":{"rps":1}`, "body"},
+		{"types/T", `{}`, "body"},
+		{"types/T", `[]`, "body"},
+		{"types/T", `{"rps":0,"in_flight":0}`, "in_flight rps"},
+		{"types/T", `{"rps":1000000001,"in_flight":1000001,"weight":1}`, "in_flight rps weight"},
+		{"types/T", `{"rps":1.5,"in_flight":"3"}`, "in_flight rps"},
+		{"types/T", `{"rps":1,"rps":null}`, "rps"},
+	} {
+		p := requireProblem(t, patched(t, h, "/v1/"+c.path, c.body), statusOfBad(c.body), "")
+		var named []string
+		for _, b := range p.Fields {
+			named = append(named, b.Field)
+		}
+		require.Equal(t, c.fields, strings.Join(named, " "), c.body)
+	}
+	for body, detail := range map[string]string{
+		`{"global":{"rps":-1}}`:           "global.rps: must be a whole number from 0 to 1000000000",
+		`{"global":{"max_backoff":"2d"}}`: "global.max_backoff: must be a duration from 1ms to 24h, such as 500ms or 1m30s",
+		`{"global":{"rsp":1}}`:            "global.rsp: not a known field; known are default_backoff, max_backoff, rps and share",
+	} {
+		require.Equal(t, detail, requireProblem(t, patched(t, h, "/v1/limits", body), 422, "").Detail)
+	}
+	for _, path := range []string{"/v1/limits", "/v1/types/T"} {
+		body := map[string]string{"/v1/limits": `{"global":{"rps":1}}`, "/v1/types/T": `{"rps":1}`}[path]
+		requireProblem(t, call(t, h, "PATCH", path, body), 415, "")
+		requireProblem(t, call(t, h, "PATCH", path, body, "Content-Type", httpapi.JSONType, "Origin", "https://evil.example"), 403, "")
+		requireProblem(t, patched(t, h, path, strings.Repeat(" ", httpapi.SmallBody+1)), 413, "")
+	}
+	require.Empty(t, f.Calls, "nothing was changed")
+	f.Err = api.ErrUnavailable
+	requireProblem(t, patched(t, h, "/v1/limits", `{"global":{"rps":1}}`), 503, "")
+	requireProblem(t, call(t, h, "GET", "/v1/limits", ""), 503, "")
 }
 
 func TestWhy(t *testing.T) {

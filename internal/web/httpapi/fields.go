@@ -3,6 +3,7 @@ package httpapi
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -199,6 +200,30 @@ func (f *fields) duration(name string) *api.Duration {
 	return &d
 }
 
+// object reads the fields of a field that must be an object. Their problems become those of f, with
+// the name of the object and a dot before that of the field.
+func (f *fields) object(name string, read func(*fields)) {
+	v, given := f.values[name]
+	f.take(name)
+	switch {
+	case !given:
+		return
+	case v[0] != '{':
+		f.problem(name, "must be an object")
+		return
+	}
+	in, err := parseFields(v)
+	if bad, ok := errors.AsType[*messages.ValidationError](err); ok {
+		in = &fields{problems: map[string]string{bad.Fields[0].Field: bad.Fields[0].Problem}}
+	} else {
+		read(in)
+	}
+	in.refuseUnknown()
+	for field, problem := range in.problems {
+		f.problem(name+"."+field, problem)
+	}
+}
+
 func (f *fields) eventSettings() api.EventSettings {
 	set := api.EventSettings{
 		Capacity:   f.count("capacity"),
@@ -223,9 +248,8 @@ func (f *fields) eventSettings() api.EventSettings {
 	return set
 }
 
-// err returns an error for the problems of all fields, or nil if no field has one. The error lists
-// at most maxListed of them. A field that no method has read is unknown, which is a problem, too.
-func (f *fields) err() error {
+// refuseUnknown adds a problem for each field that no method has read.
+func (f *fields) refuseUnknown() {
 	slices.Sort(f.known)
 	for name := range f.values {
 		switch len(f.known) {
@@ -237,6 +261,12 @@ func (f *fields) err() error {
 			f.problem(name, "not a known field; known are "+list(f.known))
 		}
 	}
+}
+
+// err returns an error for the problems of all fields, or nil if no field has one. The error lists
+// at most maxListed of them. A field that no method has read is unknown, which is a problem, too.
+func (f *fields) err() error {
+	f.refuseUnknown()
 	if len(f.problems) == 0 {
 		return nil
 	}
@@ -263,7 +293,7 @@ func list(words []string) string {
 }
 
 // groupFilters are the query parameters that select groups.
-var groupFilters = []string{"tenant", "status", "type", "paused", "failed_jobs", "prefix", "since"}
+var groupFilters = []string{"tenant", "status", "type", "paused", "failed_jobs", "tag", "prefix", "since"}
 
 func (s *server) listGroups(r *http.Request) (l api.GroupList, err error) {
 	query, err := groupQuery(r)
@@ -306,6 +336,9 @@ func groupQuery(r *http.Request) (q messages.ListQuery, err error) {
 			return q, err
 		}
 		*to = &yes
+	}
+	if q.Tags, err = api.ParseTags(v["tag"]); err != nil {
+		return q, invalidField("tag", err.Error())
 	}
 	q.Since, err = sinceParam(v)
 	return q, err

@@ -80,25 +80,31 @@ func withLinks(a api.Accepted) api.Accepted {
 
 func pathID(r *http.Request) (string, error) { return pathValue(r, "id") }
 
+// pathValue returns the id in a path parameter. That of a callback is longer than others.
 func pathValue(r *http.Request, name string) (string, error) {
 	id := r.PathValue(name)
-	if !api.ValidID(id) {
+	switch {
+	case name == "callback" && api.GroupOfEvent(id) == "":
+		return "", invalidField(name, "must be the id of an event, such as my-group.1.completed")
+	case name != "callback" && !api.ValidID(id):
 		return "", invalidField(name, idProblem)
 	}
 	return id, nil
 }
 
-// commandOn returns the handler of a command on the object whose id is in the path parameter param.
-// read reads the fields of the JSON body, which is optional; nil: it has none. do runs to its end
+// commandOn returns the handler of a command on the object whose id is in the path parameter param; "": on
+// none. read reads the fields of the JSON body, which is optional; nil: it has none. do runs to its end
 // even if the client disconnects.
 func commandOn[B any](
 	s *server, param string, read func(*fields) B,
 	do func(ctx context.Context, id string, body B) (answer any, err error),
 ) web.Handler {
-	return func(w http.ResponseWriter, r *http.Request) error {
-		id, err := pathValue(r, param)
-		if err != nil {
-			return err
+	return func(w http.ResponseWriter, r *http.Request) (err error) {
+		var id string
+		if param != "" {
+			if id, err = pathValue(r, param); err != nil {
+				return err
+			}
 		}
 		f, err := readOptionalFields(s, r)
 		if err != nil {
@@ -333,6 +339,8 @@ func (s *server) showIndex(*http.Request) (map[string]any, error) {
 		"groups":       "/v1/groups",
 		"tenants":      "/v1/tenants",
 		"dead_letters": "/v1/dead-letters",
+		"operations":   operationsPath,
+		"callbacks":    callbacksPath,
 		"guards":       "/v1/guards",
 		"stats":        "/v1/stats",
 		"openapi":      "/openapi.yaml",

@@ -105,21 +105,29 @@ func TestListPassesOnItsQuery(t *testing.T) {
 	h := httpapi.New(options(f))
 	call(t, h, "GET", "/v1/groups", "")
 	call(t, h, "GET", "/v1/groups?tenant=acme&status=running&cursor=c%2F1&limit=1000", "")
-	call(t, h, "GET", "/v1/groups?type=MAIL&paused=false&failed_jobs=true&prefix=promo-&since=2026-01-02T15:04:05Z", "")
+	call(t, h, "GET", "/v1/groups?type=MAIL&paused=false&failed_jobs=true&prefix=promo-&since=2026-01-02T15:04:05Z&tag=a=b%3Dc&tag=n=1", "")
 	no, yes := false, true
 	require.Equal(t, []messages.ListQuery{
 		{Limit: 50}, {Tenant: "acme", Status: api.StatusRunning, Cursor: "c/1", Limit: 1000},
-		{Type: "MAIL", Paused: &no, FailedJobs: &yes, Prefix: "promo-", Since: time.Date(2026, 1, 2, 15, 4, 5, 0, time.UTC), Limit: 50},
+		{Type: "MAIL", Paused: &no, FailedJobs: &yes, Prefix: "promo-", Since: time.Date(2026, 1, 2, 15, 4, 5, 0, time.UTC), Tags: api.Tags{"a": "b=c", "n": "1"}, Limit: 50},
 	}, f.Queries)
 	for field, value := range map[string]string{
-		"tenant": "a%20b", "status": "ODD", "type": "%7B", "paused": "maybe", "failed_jobs": "some", "prefix": "a%3A", "since": "yesterday", "limit": "0",
+		"tenant": "a%20b", "status": "ODD", "type": "%7B", "paused": "maybe", "failed_jobs": "some", "prefix": "a%3A", "since": "yesterday", "limit": "0", "tag": "a%3D",
 	} {
 		rec := call(t, h, "GET", "/v1/groups?"+field+"="+value, "")
 		require.Equal(t, 422, rec.Code, field)
 		require.Contains(t, rec.Body.String(), `"field":"`+field+`"`)
 	}
+	for query, problem := range map[string]string{
+		"tag=a=1&tag=a=2": "must name each key once", "tag=a": "must be KEY=VALUE", "tag=a%20b=1": "must be KEY=VALUE", "tag=a=%ff": "must be KEY=VALUE",
+		strings.Repeat("tag=a=1&", 9): "must be given at most 8 times",
+	} {
+		rec := call(t, h, "GET", "/v1/groups?"+query, "")
+		require.Equal(t, 422, rec.Code, query)
+		require.Contains(t, rec.Body.String(), problem, query)
+	}
 	call(t, h, "GET", "/v1/dead-letters?limit=3", "")
-	require.Equal(t, []int{3}, f.Limits)
+	require.Equal(t, []int{3}, f.PageLimits)
 }
 
 func TestJob(t *testing.T) {

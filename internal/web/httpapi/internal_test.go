@@ -33,7 +33,7 @@ func FuzzParsePosition(f *testing.F) {
 // settings do not change when they are encoded and decoded again.
 func FuzzDecodeSettings(f *testing.F) {
 	for _, seed := range []string{
-		`{}`, `{"rps":50,"weight":2,"base_priority":-3}`, `{"rps":null}`, `{"rps":1e-300}`, `{"rps":1e999}`, `{"weight":"2"}`, `{"rsp":1}`, `[]`, ``, `{"rps":NaN}`, `{"base_priority":1.5}`, `{"rps":1,"rps":-1}`,
+		`{}`, `{"rps":50,"weight":2,"base_priority":-3}`, `{"rps":null}`, `{"rps":1e-300}`, `{"rps":1e999}`, `{"weight":"2"}`, `{"rsp":1}`, `[]`, ``, `{"rps":NaN}`, `{"base_priority":1.5}`, `{"in_flight":1000001}`, `{"rps":1,"rps":-1}`,
 	} {
 		f.Add([]byte(seed))
 	}
@@ -43,7 +43,7 @@ func FuzzDecodeSettings(f *testing.F) {
 			require.NotEmpty(t, err.Error())
 			return
 		}
-		require.False(t, set.RPS.Value != nil && (*set.RPS.Value <= 0 || *set.RPS.Value > maxTenantRPS), "%s", body)
+		require.False(t, set.RPS.Value != nil && (*set.RPS.Value <= 0 || *set.RPS.Value > maxRPS), "%s", body)
 		require.False(t, set.Weight.Value != nil && (*set.Weight.Value < minTenantWeight || *set.Weight.Value > maxTenantWeight), "%s", body)
 		b, err := json.Marshal(set)
 		require.NoError(t, err)
@@ -62,6 +62,7 @@ func TestRouteWithoutScopeOrObjectPanics(t *testing.T) {
 	}
 	for _, rt := range s.routes() {
 		require.Equal(t, strings.Contains(rt.path, "/groups/{id}"), rt.object == groupInPath, rt.path)
+		require.Equal(t, strings.Contains(rt.path, "/operations/{id}"), rt.object == operationInPath, rt.path)
 		require.Equal(t, strings.Contains(rt.path, "/tenants/{id}"), rt.object == tenantInPath, rt.path)
 	}
 }

@@ -3,11 +3,14 @@ package httpapi_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -22,7 +25,9 @@ import (
 	"github.com/bulkaction/bulkaction/guard"
 	"github.com/bulkaction/bulkaction/internal/access/apikey"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
+	"github.com/bulkaction/bulkaction/internal/calls/webhook"
 	"github.com/bulkaction/bulkaction/internal/jobs/groups"
+	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 	"github.com/bulkaction/bulkaction/internal/testkit/apitest"
@@ -44,6 +49,13 @@ type installation struct {
 func newInstallation(t testing.TB) *installation {
 	t.Helper()
 	w := stagetest.Shared(t)
+	master := filepath.Join(t.TempDir(), "master")
+	require.NoError(t, os.WriteFile(master, []byte(strings.Repeat("k", 32)), 0o600))
+	signing, err := webhook.ReadKeys(master)
+	require.NoError(t, err)
+	w.Store = w.NewStore(groups.Config{
+		Meter: ledger.Meter{Limiter: "fixed", Window: time.Second}, Callbacks: groups.Callbacks{Keys: signing},
+	})
 	in := &installation{World: w, store: keyStore(w, time.Now)}
 	in.auth = apikey.New(apikey.Options{Store: keyStore(w, time.Now), Log: telemetry.Nop().Log, Now: time.Now})
 	p := stagetest.Process(w, "in")
@@ -146,22 +158,31 @@ var mayUse = map[auth.Scope]string{
 // wants has the status of each call for a caller who may make it; 200 for routes that are not
 // listed.
 var wants = map[string]int{
-	"POST /v1/groups":                  202,
-	"POST /v1/groups/{id}/seal":        202,
-	"POST /v1/groups/{id}/cancel":      202,
-	"POST /v1/groups/{id}/retry":       409, // the group has not ended
-	"POST /v1/groups/{id}/pause":       202,
-	"POST /v1/groups/{id}/resume":      202,
-	"POST /v1/tenants/{id}/pause":      202,
-	"POST /v1/tenants/{id}/resume":     202,
-	"POST /v1/types/{type}/pause":      202,
-	"POST /v1/types/{type}/resume":     202,
-	"PUT /v1/workers/{id}":             404, // there is none
-	"GET /v1/guards/{name}":            404, // there is none
-	"GET /v1/guards/health":            200,
-	"POST /v1/keys":                    201,
-	"DELETE /v1/keys/{id}":             404, // there is none
-	"POST /v1/guards/{name}/members/*": 404, // there is none
+	"POST /v1/groups":                              202,
+	"POST /v1/groups/{id}/seal":                    202,
+	"POST /v1/groups/{id}/cancel":                  202,
+	"POST /v1/groups/{id}/retry":                   409, // the group has not ended
+	"POST /v1/groups/{id}/pause":                   202,
+	"POST /v1/groups/{id}/resume":                  202,
+	"POST /v1/tenants/{id}/pause":                  202,
+	"POST /v1/tenants/{id}/resume":                 202,
+	"POST /v1/types/{type}/pause":                  202,
+	"POST /v1/types/{type}/resume":                 202,
+	"POST /v1/operations":                          201,
+	"POST /v1/callbacks/redeliver":                 202,
+	"POST /v1/callbacks/{callback}/redeliver":      202,
+	"POST /v1/tenants/{id}/callback/secret/rotate": 202,
+	"POST /v1/operations/{id}/pause":               202,
+	"POST /v1/operations/{id}/resume":              202,
+	"POST /v1/operations/{id}/cancel":              202,
+	"PATCH /v1/limits":                             202, // no fetcher runs
+	"PATCH /v1/types/{type}":                       202,
+	"PUT /v1/workers/{id}":                         404, // there is none
+	"GET /v1/guards/{name}":                        404, // there is none
+	"GET /v1/guards/health":                        200,
+	"POST /v1/keys":                                201,
+	"DELETE /v1/keys/{id}":                         404, // there is none
+	"POST /v1/guards/{name}/members/*":             404, // there is none
 }
 
 // bodies has the request bodies of the calls that need one. ID and TENANT are replaced by those of
@@ -171,6 +192,11 @@ var bodies = map[string]string{
 	"POST /v1/groups/{id}/jobs":           `{"payload":1}`,
 	"PUT /v1/tenants/{id}":                `{"weight":2}`,
 	"PATCH /v1/tenants/{id}":              `{"weight":2}`,
+	"PUT /v1/tenants/{id}/callback":       `{"url":"https://example.com/hook"}`,
+	"POST /v1/callbacks/redeliver":        `{"tenant":"TENANT"}`,
+	"POST /v1/operations":                 `{"do":"pause","filter":{"tenant":"TENANT"}}`,
+	"PATCH /v1/limits":                    `{"global":{"rps":5}}`,
+	"PATCH /v1/types/{type}":              `{"rps":5}`,
 	"PUT /v1/workers/{id}":                `{"workers":1}`,
 	"POST /v1/keys":                       `{"role":"metrics"}`,
 	"PUT /v1/events/{event}":              `{"capacity":1}`,
@@ -186,7 +212,8 @@ func want(rt httpapi.Route, caller, which string) int {
 	may := slices.Contains(strings.Fields(mayUse[rt.Scope]), caller)
 	_, tenant, _ := strings.Cut(caller, "@")
 	notTheirs := tenant == "acme" && which != own
-	writes := rt.Method != http.MethodGet
+	// Every tenant has a secret, but an endpoint that does not exist can't be deleted.
+	missing := which == unknown && (rt.Method == "GET" && !strings.HasSuffix(rt.Path, "/secret") || rt.Method == "DELETE")
 	switch {
 	case !may && (caller == "none" || caller == "bad"):
 		return 401
@@ -194,9 +221,9 @@ func want(rt httpapi.Route, caller, which string) int {
 		return 403
 	case rt.Object == "tenant in the body" && notTheirs:
 		return 403
-	case rt.Object == "group" && (notTheirs || which == unknown):
+	case slices.Contains([]string{"group", "operation", "callback"}, rt.Object) && (notTheirs || which == unknown):
 		return 404
-	case rt.Object == "tenant" && (notTheirs || which == unknown && !writes):
+	case rt.Object == "tenant" && (notTheirs || missing):
 		return 404
 	}
 	call := rt.Method + " " + rt.Path
@@ -240,7 +267,7 @@ func TestEveryCallerAtEveryRoute(t *testing.T) {
 				answers[which] = a
 				tried++
 			}
-			if strings.HasSuffix(caller, "@acme") && (rt.Object == "group" || rt.Object == "tenant") {
+			if strings.HasSuffix(caller, "@acme") && slices.Contains([]string{"group", "tenant", "operation", "callback"}, string(rt.Object)) {
 				require.Equal(t, answers[unknown], answers[foreign], "%s %s as %s", rt.Method, rt.Path, caller)
 			}
 		}
@@ -265,18 +292,36 @@ func (in *installation) call(rt httpapi.Route, token, which string) reply {
 			id = fmt.Sprintf("n%05d", in.next)
 		} else {
 			in.group(tenant)
+			_, err := in.Store.SetCallback(stagetest.Trusted(in.T), tenant, api.CallbackSettings{URL: "https://example.com/hook"})
+			require.NoError(in.T, err)
 		}
 	case rt.Object == "tenant in the body":
 		in.next++
 		id = fmt.Sprintf("g-%06d", in.next)
 	case rt.Object == "group" && which != unknown:
 		id = in.group(tenant)
+	case rt.Object == "callback" && which != unknown:
+		group := in.group(tenant)
+		id = group + ".1.completed"
+		_, errs, err := ledger.AddCallbacks(in.T.Context(), in.Conn.Cmd, in.Space.OfTenant(tenant), []ledger.NewCallback{{
+			ID: id, Tenant: tenant, Group: group, Type: "group.completed", At: time.Now(),
+		}})
+		require.NoError(in.T, errors.Join(append(errs, err)...))
+	case rt.Object == "callback":
+		id = "x-000000.1.completed"
+	case rt.Object == "operation" && which != unknown:
+		in.next++
+		id = fmt.Sprintf("o-%06d", in.next)
+		ctx := auth.With(in.T.Context(), auth.Principal{Role: auth.Producer, Tenant: tenant})
+		_, err := in.Store.StartOperation(ctx, id, api.OperationRequest{Do: api.OpPause, Filter: api.OperationFilter{All: true}})
+		require.NoError(in.T, err)
+		defer func() { _, _ = in.Store.ControlOperation(ctx, id, api.CancelOperation) }() // so that there are not too many
 	}
-	path := strings.NewReplacer("{$}", "", "{id}", id, "{ordinal}", "0", "{name}", "pool%2Fp", "{type}", "T",
+	path := strings.NewReplacer("{$}", "", "{id}", id, "{callback}", id, "{ordinal}", "0", "{name}", "pool%2Fp", "{type}", "T",
 		"{event}", "e", "{user}", "u").Replace(rt.Path)
 	body := strings.NewReplacer("ID", id, "TENANT", tenant).Replace(bodies[rt.Method+" "+rt.Path])
 	a := in.send(token, rt.Method, path, body, "")
-	a.body = strings.ReplaceAll(a.body, id, "ID")
+	a.body = strings.ReplaceAll(a.body, strings.TrimSuffix(id, ".1.completed"), "ID")
 	a.header.Del("Date")
 	return a
 }
@@ -486,6 +531,10 @@ func TestDocumentAndTypesAgree(t *testing.T) {
 		{"Result", api.Result{}, false}, {"StageStatus", api.StageStatus{}, false}, {"Stats", api.Stats{}, false},
 		{"Why", api.Why{}, false}, {"WhyLimit", api.WhyLimit{}, false}, {"Paused", api.Paused{}, false},
 		{"TenantSettings", api.TenantSettings{}, true}, {"Tenant", api.Tenant{}, false}, {"TenantList", api.TenantList{}, false},
+		{"Limits", api.Limits{}, false}, {"GlobalLimits", api.GlobalLimits{}, false}, {"TypeLimits", api.TypeLimits{}, false},
+		{"NumberSetting", api.LimitSetting[int64]{}, false}, {"TextSetting", api.LimitSetting[string]{}, false},
+		{"ProcessLimits", api.ProcessLimits{}, false}, {"ConfiguredLimits", api.ConfiguredLimits{}, false}, {"LimitsPatch", api.LimitsPatch{}, true}, {"GlobalPatch", api.GlobalPatch{}, true},
+		{"TypePatch", api.TypePatch{}, true},
 		{"TenantWindow", api.TenantWindow{}, false}, {"TenantCongestion", api.TenantCongestion{}, false},
 		{"Guard", api.Guard{}, false}, {"GuardList", api.GuardList{}, false}, {"GuardSummary", api.GuardSummary{}, false},
 		{"GuardSpec", api.GuardSpec{}, false}, {"GuardMember", api.GuardMember{}, false}, {"GuardQueue", api.GuardQueue{}, false},
@@ -502,6 +551,9 @@ func TestDocumentAndTypesAgree(t *testing.T) {
 		{"History", api.History{}, false}, {"HistoryPoint", api.HistoryPoint{}, false}, {"JobTotals", api.JobTotals{}, false},
 		{"Key", api.Key{}, false}, {"KeyList", api.KeyList{}, false}, {"NewKey", api.NewKey{}, false}, {"KeyRequest", api.KeyRequest{}, true},
 		{"KeyRevoked", api.KeyRevoked{}, false}, {"AuditState", api.AuditState{}, false}, {"AuditedPartition", api.AuditedPartition{}, false},
+		{"CallbackSettings", api.CallbackSettings{}, true}, {"TenantCallback", api.TenantCallback{}, false}, {"CallbackRemoval", api.CallbackRemoval{}, false},
+		{"CallbackSecret", api.CallbackSecret{}, false}, {"Callback", api.Callback{}, false}, {"CallbackList", api.CallbackList{}, false},
+		{"Redelivered", api.Redelivered{}, false}, {"WebhookEvent", api.WebhookEvent{}, false},
 		{"TypeStats", api.TypeStats{}, false}, {"WorkerStatus", api.WorkerStatus{}, false},
 	} {
 		document.Agrees(t, c.schema, c.value, !c.request)

@@ -98,7 +98,7 @@ func (s *server) checkOrigin(r *http.Request) error {
 const maxNamedParams = 10
 
 // onlyQuery returns serve as a handler that refuses requests with a query parameter that is not in
-// known, so that a misspelt one does not go unnoticed.
+// known, so that a misspelt one does not go unnoticed. Only the parameter tag may be repeated.
 func onlyQuery(known []string, serve web.Handler) web.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		q, err := url.ParseQuery(r.URL.RawQuery)
@@ -106,7 +106,7 @@ func onlyQuery(known []string, serve web.Handler) web.Handler {
 			return web.NewProblem(api.BadParameter, "the query is malformed: "+truncate(err.Error()))
 		}
 		for _, name := range slices.Sorted(maps.Keys(q)) {
-			if len(q[name]) > 1 {
+			if len(q[name]) > 1 && name != "tag" {
 				return web.NewProblem(api.BadParameter,
 					fmt.Sprintf("the query parameter %q is given %d times: give it once", truncate(name), len(q[name])),
 					api.FieldError{Field: truncate(name), Problem: "must be given once"})

@@ -37,6 +37,17 @@ func entry(action, object string, before, after any) api.Activity {
 	return api.Activity{Action: action, Object: object, Before: activity.JSON(before), After: activity.JSON(after)}
 }
 
+// recordedCall stores an entry, and then calls do.
+func recordedCall[T any](
+	ctx context.Context, log Activity, e api.Activity, do func(context.Context) (T, error),
+) (v T, err error) {
+	err = log.Do(ctx, e, func(ctx context.Context) (err error) {
+		v, err = do(ctx)
+		return err
+	})
+	return v, err
+}
+
 // recordedGroup records and carries out a command on a group. state returns the part of the group
 // that the log shows as the state before; after is what the log shows as the state after: the new
 // state or the command's arguments, nil for none.
@@ -48,11 +59,7 @@ func recordedGroup(
 	if err != nil && !errors.Is(err, api.ErrUnavailable) { // the log and the command wait for Redis
 		return a, err
 	}
-	err = b.log.Do(ctx, entry("group."+action, id, state(g), after), func(ctx context.Context) (err error) {
-		a, err = do(ctx)
-		return err
-	})
-	return a, err
+	return recordedCall(ctx, b.log, entry("group."+action, id, state(g), after), do)
 }
 
 func statusOf(g api.Group) any { return map[string]api.Status{"status": g.Status} }
@@ -112,16 +119,12 @@ func (b recorded) ResumeType(ctx context.Context, typ string) error {
 // changeSettings records and carries out a change of a tenant's settings.
 func (b recorded) changeSettings(
 	ctx context.Context, tenant string, after any, do func(context.Context) (api.Tenant, error),
-) (t api.Tenant, err error) {
+) (api.Tenant, error) {
 	var before any
 	if t, err := b.Tenant(ctx, tenant); err == nil { // a new tenant has no settings
-		before = api.TenantSettings{RPS: t.RPS, Weight: &t.Weight, BasePriority: t.BasePriority}
+		before = api.TenantSettings{RPS: t.RPS, Weight: &t.Weight, BasePriority: t.BasePriority, InFlight: t.InFlight}
 	}
-	err = b.log.Do(ctx, entry("tenant.set", tenant, before, after), func(ctx context.Context) (err error) {
-		t, err = do(ctx)
-		return err
-	})
-	return t, err
+	return recordedCall(ctx, b.log, entry("tenant.set", tenant, before, after), do)
 }
 
 func (b recorded) SetTenant(ctx context.Context, tenant string, set api.TenantSettings) (api.Tenant, error) {
@@ -131,18 +134,43 @@ func (b recorded) SetTenant(ctx context.Context, tenant string, set api.TenantSe
 }
 
 func (b recorded) PatchTenant(ctx context.Context, tenant string, p api.TenantPatch) (api.Tenant, error) {
-	after := map[string]any{}
-	if p.RPS.Given {
-		after["rps"] = p.RPS.Value
-	}
-	if p.Weight.Given {
-		after["weight"] = p.Weight.Value
-	}
-	if p.BasePriority.Given {
-		after["base_priority"] = p.BasePriority.Value
-	}
-	return b.changeSettings(ctx, tenant, after, func(ctx context.Context) (api.Tenant, error) {
+	return b.changeSettings(ctx, tenant, p, func(ctx context.Context) (api.Tenant, error) {
 		return b.Backend.PatchTenant(ctx, tenant, p)
+	})
+}
+
+// changeLimits records and carries out a change of limits. shown returns the part of the limits that
+// the log shows as the state before.
+func (b recorded) changeLimits(
+	ctx context.Context, action, object string, shown func(api.Limits) any, after any,
+	do func(context.Context) (api.Limits, error),
+) (api.Limits, error) {
+	var before any
+	if l, err := b.Limits(ctx); err == nil {
+		before = shown(l)
+	}
+	return recordedCall(ctx, b.log, entry(action, object, before, after), do)
+}
+
+func (b recorded) PatchLimits(ctx context.Context, p api.LimitsPatch) (api.Limits, error) {
+	effective := func(l api.Limits) any {
+		g := l.Global
+		return api.ConfiguredLimits{
+			RPS: g.RPS.Effective, Share: g.Share.Effective, DefaultBackoff: g.DefaultBackoff.Effective,
+			MaxBackoff: g.MaxBackoff.Effective,
+		}
+	}
+	return b.changeLimits(ctx, "limits.set", "global", effective, p.Global, func(ctx context.Context) (api.Limits, error) {
+		return b.Backend.PatchLimits(ctx, p)
+	})
+}
+
+func (b recorded) PatchType(ctx context.Context, typ string, p api.TypePatch) (api.Limits, error) {
+	limits := func(l api.Limits) any {
+		return map[string]*int64{"rps": l.Types[typ].RPS, "in_flight": l.Types[typ].InFlight}
+	}
+	return b.changeLimits(ctx, "type.set", typ, limits, p, func(ctx context.Context) (api.Limits, error) {
+		return b.Backend.PatchType(ctx, typ, p)
 	})
 }
 
@@ -168,18 +196,14 @@ type recordedRooms struct {
 func recordedEvent[T any](
 	ctx context.Context, r recordedRooms, action, event string, shown func(api.RoomEvent) any, after any,
 	do func(context.Context) (T, error),
-) (v T, err error) {
+) (T, error) {
 	var before any
 	if shown != nil {
 		if e, err := r.Event(ctx, event); err == nil { // an event may be new
 			before = shown(e)
 		}
 	}
-	err = r.log.Do(ctx, entry("event."+action, event, before, after), func(ctx context.Context) (err error) {
-		v, err = do(ctx)
-		return err
-	})
-	return v, err
+	return recordedCall(ctx, r.log, entry("event."+action, event, before, after), do)
 }
 
 func settingsOf(e api.RoomEvent) any { return e.EventSettings }
@@ -215,11 +239,8 @@ func (r recordedRooms) DeleteEvent(ctx context.Context, event string) (api.Event
 }
 
 func (r recordedRooms) RemoveUser(ctx context.Context, event, user string) (removed bool, err error) {
-	err = r.log.Do(ctx, entry("user.remove", user+"@"+event, nil, nil), func(ctx context.Context) (err error) {
-		removed, err = r.Rooms.RemoveUser(ctx, event, user)
-		return err
-	})
-	return removed, err
+	return recordedCall(ctx, r.log, entry("user.remove", user+"@"+event, nil, nil),
+		func(ctx context.Context) (bool, error) { return r.Rooms.RemoveUser(ctx, event, user) })
 }
 
 func listActivity(log Activity) func(*http.Request) (api.ActivityList, error) {

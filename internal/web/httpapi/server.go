@@ -77,6 +77,13 @@ type Backend interface {
 	PatchTenant(ctx context.Context, id string, patch api.TenantPatch) (api.Tenant, error)
 	// PreviewTenant returns a known tenant as PatchTenant would return it, and changes nothing.
 	PreviewTenant(ctx context.Context, id string, patch api.TenantPatch) (api.Tenant, error)
+	// Limits returns the limits of all jobs together and of types.
+	Limits(ctx context.Context) (api.Limits, error)
+	// PatchLimits and PatchType change limits, and wait for at most 2 s until the change is in effect
+	// in all partitions. If the answer has PendingPartitions, it is stored, and takes effect there
+	// when a fetcher runs and reaches them; without a live fetcher there is no wait.
+	PatchLimits(ctx context.Context, patch api.LimitsPatch) (api.Limits, error)
+	PatchType(ctx context.Context, typ string, patch api.TypePatch) (api.Limits, error)
 	// Why returns the reason why the group's next job is waiting.
 	Why(ctx context.Context, group string) (api.Why, error)
 	// Group returns one group.
@@ -105,6 +112,29 @@ type Backend interface {
 	DeadLetters(ctx context.Context, q messages.DeadLetterQuery) (api.DeadLetterList, error)
 	// Rejected returns a page of rejected messages, newest first, with their data if data is true.
 	Rejected(ctx context.Context, cursor string, limit int, data bool) (api.RejectedList, error)
+	// StartOperation stores an operation with a new id, which a watcher then carries out.
+	StartOperation(ctx context.Context, id string, r api.OperationRequest) (api.Operation, error)
+	// Operations returns a page of operations, newest first.
+	Operations(ctx context.Context, cursor string, limit int) (api.OperationList, error)
+	Operation(ctx context.Context, id string) (api.Operation, error)
+	// ControlOperation pauses, resumes or cancels an operation.
+	ControlOperation(ctx context.Context, id string, do api.OperationCommand) (api.Operation, error)
+	// SetCallback stores the callback endpoint of a tenant, and enables it.
+	SetCallback(ctx context.Context, tenant string, set api.CallbackSettings) (api.TenantCallback, error)
+	Callback(ctx context.Context, tenant string) (api.TenantCallback, error)
+	// DeleteCallback deletes the callback endpoint of a tenant. What is pending for it dies.
+	DeleteCallback(ctx context.Context, tenant string) error
+	CallbackSecret(ctx context.Context, tenant string) (api.CallbackSecret, error)
+	RotateCallbackSecret(ctx context.Context, tenant string) (api.CallbackSecret, error)
+	// Callbacks returns a page of callbacks: dead ones newest first, pending ones by endpoint, then by their next try.
+	Callbacks(ctx context.Context, q api.CallbackQuery) (api.CallbackList, error)
+	// FindCallback returns a callback that is pending or dead.
+	FindCallback(ctx context.Context, id string) (api.Callback, error)
+	// Redeliver makes a dead callback pending again, and lets a pending one be tried at once.
+	Redeliver(ctx context.Context, id string) (api.Callback, error)
+	// RedeliverDead makes dead callbacks of a tenant ("": all that the caller owns) pending again, up to
+	// 1,000 in a call.
+	RedeliverDead(ctx context.Context, tenant string) (api.Redelivered, error)
 	// ResizeWorker asks a live worker process to have n slots.
 	ResizeWorker(ctx context.Context, id string, n int) error
 	// Guards returns a page of guards. All guard names in Backend have the form KIND/NAME.
@@ -261,7 +291,7 @@ func (s *server) write(ctx context.Context, do func(context.Context) error) erro
 }
 
 func (s *server) routes() []route {
-	const get, post, put = http.MethodGet, http.MethodPost, http.MethodPut
+	const get, post, put, patch = http.MethodGet, http.MethodPost, http.MethodPut, http.MethodPatch
 	const group, tenant = "/v1/groups/{id}", "/v1/tenants/{id}"
 	page := []string{"cursor", "limit"}
 	all := []route{
@@ -291,9 +321,14 @@ func (s *server) routes() []route {
 			query: append([]string{"groups", "sort"}, page...)},
 		{method: get, path: tenant, scope: auth.Read, object: tenantInPath, serve: showByID(s.Backend.Tenant)},
 		{method: put, path: tenant, scope: auth.Tenants, object: tenantInPath,
-			serve: show(changeTenant(s, setTenant(s.Backend), jsonType))},
-		{method: http.MethodPatch, path: tenant, scope: auth.Tenants, object: tenantInPath,
-			serve: show(changeTenant(s, s.Backend.PatchTenant, mergePatchType, jsonType))},
+			serve: show(changed(s, "id", decodeSettings, setTenant(s.Backend), jsonType))},
+		{method: patch, path: tenant, scope: auth.Tenants, object: tenantInPath,
+			serve: show(changed(s, "id", decodeSettings, s.Backend.PatchTenant, patchTypes...))},
+		{method: get, path: "/v1/limits", scope: auth.ReadSystem, object: noTenant, serve: show(getLimits(s.Backend))},
+		{method: patch, path: "/v1/limits", scope: auth.System, object: noTenant,
+			serve: limitsHandler(changed(s, "", decodeLimits, patchLimits(s.Backend), patchTypes...))},
+		{method: patch, path: "/v1/types/{type}", scope: auth.System, object: noTenant,
+			serve: limitsHandler(changed(s, "type", decodeType, s.Backend.PatchType, patchTypes...))},
 		{method: get, path: "/v1/dead-letters", scope: auth.Read, object: ownInList,
 			serve: show(s.listDeadLetters),
 			query: append([]string{"tenant", "group", "type", "code", "since"}, page...)},
@@ -348,6 +383,8 @@ func (s *server) routes() []route {
 			})
 		}
 	}
+	all = append(all, s.operationRoutes()...)
+	all = append(all, s.callbackRoutes()...)
 	all = append(all, keyCalls{s}.routes()...)
 	if s.Activity != nil {
 		all = append(all, route{

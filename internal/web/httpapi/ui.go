@@ -162,20 +162,41 @@ func AppendAll(ctx context.Context, b Backend, d messages.Decoder, l Load) (api.
 // TenantPatchOf checks a tenant's settings, given as texts by field name, by the rules of PATCH
 // /v1/tenants/{id}. An empty text means the default.
 func TenantPatchOf(texts map[string]string) (api.TenantPatch, error) {
-	fields := map[string]json.RawMessage{}
+	return decodeTexts(texts, "", decodeSettings)
+}
+
+// LimitsPatchOf checks global limits, given as texts by field name, by the rules of PATCH
+// /v1/limits. An empty text means the value of the environment.
+func LimitsPatchOf(texts map[string]string) (api.LimitsPatch, error) {
+	return decodeTexts(texts, "global", decodeLimits)
+}
+
+// TypePatchOf checks limits of a type, given as texts by field name, by the rules of PATCH
+// /v1/types/{type}. An empty text means no limit.
+func TypePatchOf(texts map[string]string) (api.TypePatch, error) {
+	return decodeTexts(texts, "", decodeType)
+}
+
+// decodeTexts decodes the JSON object with the fields that were typed, which is the field object of
+// the body, or the body itself if object is "".
+func decodeTexts[P any](texts map[string]string, object string, decode func([]byte) (P, error)) (p P, err error) {
+	fields := map[string]any{}
 	for name, text := range texts {
 		switch text = strings.TrimSpace(text); {
 		case text == "":
-			fields[name] = json.RawMessage("null")
+			fields[name] = nil
 		case json.Valid([]byte(text)):
 			fields[name] = json.RawMessage(text)
 		default:
-			fields[name] = json.RawMessage(`"no number"`)
+			fields[name] = text
 		}
+	}
+	if object != "" {
+		fields = map[string]any{object: fields}
 	}
 	body, err := json.Marshal(fields)
 	if err != nil {
-		return api.TenantPatch{}, err
+		return p, err
 	}
-	return decodeSettings(body)
+	return decode(body)
 }
