@@ -56,6 +56,7 @@ type Group struct {
 	Name           string           `json:"name,omitempty"`
 	Tags           Tags             `json:"tags,omitempty"`
 	CallbackURL    string           `json:"callback_url,omitempty"`
+	SubmittedBy    string           `json:"submitted_by,omitempty"` // id of the API key; absent: not known
 	Type           string           `json:"type"`
 	Priority       string           `json:"priority"`
 	Status         Status           `json:"status"`
@@ -123,7 +124,8 @@ type Job struct {
 	// Key is the producer's own name of the job. It is present only if the job was requested by its
 	// key, has failed, has a Result, or has Why with a Key.
 	Key       string    `json:"key,omitempty"`
-	State     string    `json:"state"` // waiting, non_ready, ready, in_flight, done, failed, cancelled
+	Type      string    `json:"type,omitempty"` // absent where it is not known, as in a list
+	State     string    `json:"state"`          // waiting, non_ready, ready, in_flight, done, failed, cancelled
 	Attempts  int       `json:"attempts"`
 	LastError *JobError `json:"last_error,omitempty"`
 	// Errors are the errors of the latest attempts in this round, at most three, newest first:
@@ -136,6 +138,14 @@ type Job struct {
 	StartedAt  *time.Time `json:"started_at,omitempty"`
 	RunSeconds *float64   `json:"run_seconds,omitempty"`
 	Worker     string     `json:"worker,omitempty"`
+	// AcceptedAt is when the job was accepted, and Waits what it has waited for since: of a job that
+	// has failed or waits. EndedAt is when it ended, of one that is done or has failed.
+	AcceptedAt *time.Time `json:"accepted_at,omitempty"`
+	EndedAt    *time.Time `json:"ended_at,omitempty"`
+	Waits      *JobWaits  `json:"waits,omitempty"`
+	// Payload is that of a job that has failed or waits. PayloadHint says why it is absent.
+	Payload     json.RawMessage `json:"payload,omitempty"`
+	PayloadHint string          `json:"payload_hint,omitempty"`
 	// ResultHint says where the result of a done job is, if Result and the fields that come with it
 	// are absent.
 	ResultHint string `json:"result_hint,omitempty"`
@@ -146,6 +156,14 @@ type Job struct {
 	Waiting string     `json:"waiting,omitempty"`
 	Until   *time.Time `json:"until,omitempty"` // the job does not start before this time
 	Why     *Why       `json:"why,omitempty"`   // the same as Waiting and Until, with details
+}
+
+// JobWaits says for how long a job has waited before its attempts, by the reason: its turn among
+// the jobs of all tenants, permits of rate limits, and delays after errors or busy services.
+type JobWaits struct {
+	TurnMS       int64 `json:"turn_ms"`
+	RateMS       int64 `json:"rate_ms"`
+	CongestionMS int64 `json:"congestion_ms"`
 }
 
 // JobList is a page of a group's jobs, in the order of their ordinals. Errors, Waiting, Until and
@@ -322,8 +340,19 @@ type Stats struct {
 	StartedPerSec float64 `json:"started_per_second"`
 	Rejected      int64   `json:"rejected_messages"` // entries of the stream ingest:rejected
 	DeadLetters   int64   `json:"dead_letters"`
+	// OldestWaiting is when the oldest job at the head of a queue of a busy tenant was accepted; absent:
+	// no job waits. It is at most 30 s old.
+	OldestWaiting *time.Time `json:"oldest_waiting,omitempty"`
+	// Memory is the use of Redis's memory.
+	Memory RedisMemory `json:"redis_memory"`
 	// Totals are the sums over all types, also those that were deleted.
 	Totals JobTotals `json:"totals"`
+}
+
+// RedisMemory is the memory that Redis uses, of the most that it may use; Max 0: no limit is set.
+type RedisMemory struct {
+	Used int64 `json:"used_bytes"`
+	Max  int64 `json:"max_bytes"`
 }
 
 // RateLimit is the global rate limit and its use in the current window.
@@ -526,6 +555,25 @@ type HistoryPoint struct {
 	Retried   float64   `json:"retried"`
 	Throttled float64   `json:"throttled"`
 	Gauges
+	// StartDelayP50MS and StartDelayP99MS are of the jobs that started in the time before T: from when
+	// a job may start until it does. Absent: none started.
+	StartDelayP50MS *float64 `json:"start_delay_p50_ms,omitempty"`
+	StartDelayP99MS *float64 `json:"start_delay_p99_ms,omitempty"`
+}
+
+// TenantHistory is the answer of GET /v1/tenants/{id}/history. Only the busiest tenants have points,
+// for the times at which they were among them.
+type TenantHistory struct {
+	StepSeconds int                  `json:"step_seconds"`
+	Points      []TenantHistoryPoint `json:"points"` // the oldest first
+}
+
+// TenantHistoryPoint has the figures of a tenant at the time T.
+type TenantHistoryPoint struct {
+	T             time.Time `json:"t"`
+	Unfinished    int64     `json:"unfinished"`
+	NonReady      int64     `json:"non_ready"`
+	JobsPerSecond float64   `json:"jobs_per_second"`
 }
 
 // History is the answer of GET /v1/history.

@@ -10,7 +10,8 @@ import (
 // there is one. An empty State matches every job; an empty Cursor means the first page.
 type JobQuery struct {
 	State, Key, Cursor string
-	Limit              int // 1 to 1,000
+	Code               string // only jobs that have failed with this error code
+	Limit              int    // 1 to 1,000
 }
 
 // DeadLetterQuery selects a page of dead letters. An empty Tenant, Group, Type or Code matches
@@ -35,6 +36,7 @@ type ListQuery struct {
 	FailedJobs *bool
 	Tags       api.Tags  // all of them
 	Prefix     string    // the beginning of the id
+	Name       string    // the whole name
 	Since      time.Time // the group was created then or later
 	Cursor     string
 	Limit      int // 1 to 1,000

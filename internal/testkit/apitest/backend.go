@@ -538,6 +538,17 @@ func (f *Backend) FailureSummary(_ context.Context, id string) (api.FailureSumma
 	}}}, nil
 }
 
+func (f *Backend) CancelJob(_ context.Context, id string, ordinal int64) (api.Job, error) {
+	if _, err := f.GroupByID(id); err != nil {
+		return api.Job{}, err
+	}
+	return api.Job{Group: id, Ordinal: ordinal, State: "cancelled"}, nil
+}
+
+func (f *Backend) TenantHistory(context.Context, string, int) (api.TenantHistory, error) {
+	return api.TenantHistory{StepSeconds: 20}, nil
+}
+
 func (f *Backend) JobMap(_ context.Context, id string, buckets int) (api.JobMap, error) {
 	if _, err := f.GroupByID(id); err != nil {
 		return api.JobMap{}, err

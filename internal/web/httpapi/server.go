@@ -68,6 +68,8 @@ type Backend interface {
 	Tenants(ctx context.Context, cursor string, limit int, all bool) (api.TenantList, error)
 	// BusiestTenants returns the active tenants with the most unfinished jobs, at most limit.
 	BusiestTenants(ctx context.Context, limit int) (api.TenantList, error)
+	// TenantHistory returns the figures of the last minutes of a tenant, as far as it was among the busiest.
+	TenantHistory(ctx context.Context, id string, minutes int) (api.TenantHistory, error)
 	// Tenant returns a tenant that has groups or settings or is paused.
 	Tenant(ctx context.Context, id string) (api.Tenant, error)
 	// SetTenant replaces a tenant's settings. A pause is no setting, and does not change.
@@ -106,6 +108,8 @@ type Backend interface {
 	JobMap(ctx context.Context, id string, buckets int) (api.JobMap, error)
 	// Job returns one job, with the reason why it is waiting.
 	Job(ctx context.Context, group string, ordinal int64) (api.Job, error)
+	// CancelJob ends a job that has not started, as cancelled.
+	CancelJob(ctx context.Context, group string, ordinal int64) (api.Job, error)
 	// Jobs returns a page of a group's jobs.
 	Jobs(ctx context.Context, group string, q messages.JobQuery) (api.JobList, error)
 	// DeadLetters returns a page of dead letters, newest first.
