@@ -90,7 +90,7 @@ func New(shared httpapi.Shared, o Options) *Console {
 	c.mux.HandleFunc("GET "+root+"/login", inTime(login.show))
 	c.mux.HandleFunc("POST "+root+"/login", login.begin)
 	c.mux.HandleFunc("POST "+root+"/logout", login.end)
-	c.mux.HandleFunc("POST "+root+"/theme", login.setTheme)
+	c.mux.HandleFunc("POST "+root+"/theme", login.choose)
 	c.mux.HandleFunc(root+"/", inTime(c.notFound))
 	return c
 }
@@ -140,6 +140,7 @@ const open auth.Scope = "open"
 // page is an entry of the table of pages. Its data is read again for each request.
 type page struct {
 	path  string                              // below /ui, a pattern of http.ServeMux
+	area  string                              // of the navigation; "": that of the page before it
 	nav   string                              // its name in the navigation; "": it is not there
 	scope auth.Scope                          // what its readers must be allowed to do
 	view  func(r *http.Request) (view, error) // reads the data; nil: path is one of the API, not below /ui
@@ -175,26 +176,16 @@ func (c *Console) allPages() []page {
 	letters, tenants, guards := letterPages{c.Backend}, tenantPages{c.Backend}, guardPages{c.Backend}
 	operations, callbacks := operationPages{c.Backend}, callbackPages{c.Backend}
 	all := []page{
-		{path: "/{$}", nav: "Overview", scope: open, view: c.overview.view},
+		{path: "/{$}", area: "Jobs", nav: "Overview", scope: open, view: c.overview.view},
+		{path: "/find", scope: auth.Read, view: findPage{c.Backend}.view},
 		{path: "/groups", nav: "Groups", scope: auth.Read, view: groups.list},
 		{path: "/groups/{id}", scope: auth.Read, view: groups.group},
 		{path: "/groups/{id}/failures", scope: auth.Read, view: failuresPage{c}.view},
 		{path: "/groups/{id}/jobs", scope: auth.Read, view: groups.goToJob},
 		{path: "/groups/{id}/jobs/{ordinal}", scope: auth.Read, view: groups.job},
-		{path: "/tenants", nav: "Tenants", scope: auth.Read, view: tenants.list},
-		{path: "/tenants/{id}", scope: auth.Read, view: tenants.tenant},
-		{path: "/limits", nav: "Limits", scope: auth.ReadSystem, view: limitsPage{c.Backend}.view},
 		{
 			path: "/dead-letters", nav: "Dead letters", scope: auth.Read,
 			view: listOf(letters.readDeadLetters).page("deadletters", "Dead letters", "dead-letters"),
-		},
-		{
-			path: "/callbacks", nav: "Callbacks", scope: auth.Read,
-			view: listOf(callbacks.readList).page("callbacks", "Callbacks", "callbacks"),
-		},
-		{
-			path: "/rejected", nav: "Rejected", scope: auth.ReadSystem,
-			view: listOf(letters.readRejected).page("rejected", "Rejected messages", "rejected"),
 		},
 		{
 			path: "/operations", nav: "Operations", scope: auth.Read,
@@ -202,18 +193,34 @@ func (c *Console) allPages() []page {
 		},
 		{path: "/operations/{id}", scope: auth.Read, view: operations.operation},
 		{
+			path: "/callbacks", nav: "Callbacks", scope: auth.Read,
+			view: listOf(callbacks.readList).page("callbacks", "Callbacks", "callbacks"),
+		},
+		{path: "/submit", nav: "Submit", scope: auth.Submit, view: submit.form},
+		{path: "/tenants", area: "Flow", nav: "Tenants", scope: auth.Read, view: tenants.list},
+		{path: "/tenants/{id}", scope: auth.Read, view: tenants.tenant},
+		{path: "/limits", nav: "Limits", scope: auth.ReadSystem, view: limitsPage{c.Backend}.view},
+		{
 			path: "/guards", nav: "Guards", scope: auth.ReadSystem,
 			view: listOf(guards.readList).page("guards", "Guards", "guards"),
 		},
 		{path: "/guards/{name}", scope: auth.ReadSystem, view: guards.guard},
-		{path: "/rooms", nav: "Rooms", scope: auth.ReadSystem, view: c.rooms.list},
+		{path: "/rooms", area: "Waiting rooms", nav: "Rooms", scope: auth.ReadSystem, view: c.rooms.list},
 		{path: "/rooms/{event}", scope: auth.ReadSystem, view: c.rooms.room},
-		{path: "/workers", nav: "Workers", scope: auth.ReadMetrics, view: workersPage{c.Backend}.view},
+		{path: "/workers", area: "System", nav: "Workers", scope: auth.ReadMetrics, view: workersPage{c.Backend}.view},
+		{
+			path: "/rejected", nav: "Rejected", scope: auth.ReadSystem,
+			view: listOf(letters.readRejected).page("rejected", "Rejected messages", "rejected"),
+		},
 		{path: "/audit", nav: "Audit", scope: auth.ReadSystem, view: auditPage{c.Backend}.view},
 		{path: "/activity", nav: "Activity", scope: auth.System, view: activityPage{c.Activity}.view},
 		{path: "/keys", nav: "Keys", scope: auth.System, view: keysPage{c}.list},
 		{path: "/openapi.yaml", nav: "API", scope: open},
-		{path: "/submit", nav: "Submit", scope: auth.Submit, view: submit.form},
+	}
+	for i := range all {
+		if i > 0 && all[i].area == "" {
+			all[i].area = all[i-1].area
+		}
 	}
 	if c.Rooms == nil {
 		all = slices.DeleteFunc(all, func(p page) bool { return strings.HasPrefix(p.path, "/rooms") })

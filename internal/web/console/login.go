@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/url"
 	"path"
+	"slices"
 	"strings"
 	"time"
 
@@ -200,31 +201,39 @@ func safeNext(next string) string {
 	return next
 }
 
-const themeCookie = "bulkaction-theme"
+// The cookies that keep what a browser has chosen: the theme, and the zone of times.
+const (
+	themeCookie = "bulkaction-theme"
+	zoneCookie  = "bulkaction-zone"
+)
 
-var themes = []string{"system", "light", "dark"}
+var (
+	themes = []string{"system", "light", "dark"}
+	zones  = []string{"local", "UTC"}
+)
 
-// themeOf returns the theme in the request's cookie. Without such a cookie, or if it has no known
-// theme, themeOf returns "system".
-func themeOf(r *http.Request) string {
-	if cookie, err := r.Cookie(themeCookie); err == nil {
-		for _, t := range themes {
-			if cookie.Value == t {
-				return t
-			}
-		}
+// themeOf and zoneOf return what the browser has chosen; the first choice if it has chosen nothing.
+func themeOf(r *http.Request) string { return cookieOf(r, themeCookie, themes) }
+func zoneOf(r *http.Request) string  { return cookieOf(r, zoneCookie, zones) }
+
+func cookieOf(r *http.Request, cookie string, among []string) string {
+	if c, err := r.Cookie(cookie); err == nil && slices.Contains(among, c.Value) {
+		return c.Value
 	}
-	return themes[0]
+	return among[0]
 }
 
-// setTheme stores the chosen theme in a cookie. It needs no session.
-func (c loginPage) setTheme(w http.ResponseWriter, r *http.Request) {
+// choose stores the chosen theme or zone in a cookie. It needs no session.
+func (c loginPage) choose(w http.ResponseWriter, r *http.Request) {
 	if err := parseForm(w, r); err != nil {
 		c.fail(w, r, err)
 		return
 	}
-	theme := r.PostForm.Get("theme")
-	r.Header.Set("Cookie", themeCookie+"="+theme)
-	c.setCookie(w, themeCookie, themeOf(r), 365*24*time.Hour)
+	for cookie, among := range map[string][]string{themeCookie: themes, zoneCookie: zones} {
+		if name := strings.TrimPrefix(cookie, "bulkaction-"); r.PostForm.Has(name) {
+			r.Header.Set("Cookie", cookie+"="+r.PostForm.Get(name))
+			c.setCookie(w, cookie, cookieOf(r, cookie, among), 365*24*time.Hour)
+		}
+	}
 	c.redirect(w, r, safeNext(r.PostForm.Get("next")))
 }

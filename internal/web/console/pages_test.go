@@ -156,10 +156,10 @@ func TestRoles(t *testing.T) {
 		return names
 	}
 	for who, want := range map[auth.Principal][]string{
-		admin:    {"Overview", "Groups", "Tenants", "Limits", "Dead letters", "Callbacks", "Rejected", "Operations", "Guards", "Rooms", "Workers", "Audit", "Activity", "Keys", "API", "Submit"},
-		operator: {"Overview", "Groups", "Tenants", "Limits", "Dead letters", "Callbacks", "Rejected", "Operations", "Guards", "Rooms", "Workers", "Audit", "API"},
-		acme:     {"Overview", "Groups", "Tenants", "Dead letters", "Callbacks", "Operations", "API", "Submit"},
-		reader:   {"Overview", "Groups", "Tenants", "Limits", "Dead letters", "Callbacks", "Rejected", "Operations", "Guards", "Rooms", "Workers", "Audit", "API"}, metrics: {"Overview", "Workers", "API"},
+		admin:    {"Overview", "Groups", "Dead letters", "Operations", "Callbacks", "Submit", "Tenants", "Limits", "Guards", "Rooms", "Workers", "Rejected", "Audit", "Activity", "Keys", "API"},
+		operator: {"Overview", "Groups", "Dead letters", "Operations", "Callbacks", "Tenants", "Limits", "Guards", "Rooms", "Workers", "Rejected", "Audit", "API"},
+		acme:     {"Overview", "Groups", "Dead letters", "Operations", "Callbacks", "Submit", "Tenants", "API"},
+		reader:   {"Overview", "Groups", "Dead letters", "Operations", "Callbacks", "Tenants", "Limits", "Guards", "Rooms", "Workers", "Rejected", "Audit", "API"}, metrics: {"Overview", "Workers", "API"},
 	} {
 		t.Run(string(who.Role), func(t *testing.T) {
 			t.Parallel()

@@ -76,7 +76,7 @@ func TestConsoleUnderAPrefix(t *testing.T) {
 					call(link[1], nil)
 				}
 			}
-			require.Len(t, seen, 3, "script, style and icon")
+			require.Len(t, seen, 4, "scripts, style and icon")
 			at, err := url.Parse(public.URL + "/")
 			require.NoError(t, err)
 			require.Empty(t, jar.Cookies(at), "the session's cookie is for paths below /bulk only")

@@ -78,8 +78,11 @@ type frame struct {
 	Title   string
 	Path    string // of the page, with its query
 	Version string
-	Nav     []navItem
+	Nav     []navArea
 	Theme   string
+	Zone    string    // in which scripts show times: one of zones
+	Find    string    // what was looked for last
+	In      string    // what a search for a job's key is bounded to, such as group:ID; "": nothing
 	Topic   string    // that the page follows; "": none
 	Notice  string    // what an action has done; "": nothing
 	AsOf    time.Time // the time of Data, if Redis is away; zero otherwise
@@ -89,6 +92,12 @@ type frame struct {
 	login     bool // there is a login
 	refused   *refusal
 	api       string // the address of the API; "": it is the command line's default
+}
+
+// navArea is a part of the navigation.
+type navArea struct {
+	Name  string
+	Items []navItem
 }
 
 // navItem is a link of the navigation.
@@ -129,15 +138,17 @@ func (f frame) Command(parts ...any) string {
 	return line
 }
 
-// Themes are the themes that can be chosen.
+// Themes and Zones are what can be chosen.
 func (f frame) Themes() []string { return themes }
+func (f frame) Zones() []string  { return zones }
 
 // render answers with a page. asOf is when its data was read, if that was before this request;
 // otherwise zero.
 func (c *Console) render(w http.ResponseWriter, r *http.Request, status int, v view, asOf time.Time) {
 	p, _ := auth.From(r.Context())
 	f := frame{
-		Title: v.title, Path: r.URL.RequestURI(), Version: c.Version, Theme: themeOf(r), Topic: v.topic,
+		Title: v.title, Path: r.URL.RequestURI(), Version: c.Version, Theme: themeOf(r), Zone: zoneOf(r), Topic: v.topic,
+		Find: r.URL.Query().Get("q"), In: scopeOf(r),
 		Notice: noticeOf(r.URL.Query()), AsOf: asOf, Data: v.data, principal: p, login: c.Keys != nil,
 		refused: v.refused, api: c.apiOption(r),
 	}
@@ -153,7 +164,11 @@ func (c *Console) render(w http.ResponseWriter, r *http.Request, status int, v v
 			to = page.path
 		}
 		current := r.URL.Path == to || to != root+"/" && strings.HasPrefix(r.URL.Path, to+"/")
-		f.Nav = append(f.Nav, navItem{page.nav, to, current})
+		if n := len(f.Nav); n == 0 || f.Nav[n-1].Name != page.area {
+			f.Nav = append(f.Nav, navArea{Name: page.area})
+		}
+		area := &f.Nav[len(f.Nav)-1]
+		area.Items = append(area.Items, navItem{page.nav, to, current})
 	}
 	var out bytes.Buffer
 	if err := c.views().pages[v.name].ExecuteTemplate(&out, layoutName, f); err != nil {

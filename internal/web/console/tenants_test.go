@@ -407,6 +407,7 @@ func TestDeadLetterFilters(t *testing.T) {
 	for _, input := range d.all("input") {
 		values[attribute(input, "name")] = attribute(input, "value")
 	}
+	delete(values, "q") // the search field's
 	require.Equal(t, map[string]string{"code": "A&B", "tenant": "acme", "group": "failed-1", "type": "NOOP", "since": "2026-01-02T15:04", "next": values["next"], "dry_run": "true",
 		"filter": `{"tenant":"acme","type":"NOOP","code":"A\u0026B","since":"2026-01-02T15:04:00Z","group":"failed-1"}`}, values)
 	require.NotContains(t, d.text, "other-1.7")

@@ -20,13 +20,26 @@ function ago(date) {
   return "now";
 }
 
+// The reader chooses the zone: that of this machine, or UTC as the server writes times.
+const local = document.documentElement.dataset.zone === "local";
+const clock = { timeZone: local ? undefined : "UTC", timeZoneName: "short", hour12: false };
+const whole = { ...clock, year: "numeric", month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit" };
+
+// Times with the class clock stay times. Labels of charts have the attribute data-time.
 function showTimes(within) {
   for (const time of within.querySelectorAll("time[datetime]")) {
     const date = new Date(time.dateTime);
-    const text = ago(date);
-    if (!Number.isNaN(date.getTime()) && time.textContent !== text) {
-      time.textContent = text;
+    if (Number.isNaN(date.getTime())) {
+      continue;
     }
+    const text = time.classList.contains("clock") ? date.toLocaleString("en-GB", whole) : ago(date);
+    if (time.textContent !== text) {
+      time.textContent = text;
+      time.title = date.toLocaleString("en-GB", whole);
+    }
+  }
+  for (const label of local ? within.querySelectorAll("[data-time]") : []) {
+    label.textContent = new Date(label.dataset.time).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" });
   }
 }
 
