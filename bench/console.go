@@ -22,10 +22,12 @@ import (
 // console measures the web console: each part on a fleet of its own.
 type console struct {
 	options
-	groups int // groups with a tenant each, of the part lists
-	jobs   int // of the large group of the part group, and of each round of the part throughput
-	few    int // viewers of the running group, in the part throughput
-	rounds int // of the part throughput
+	groups  int // groups with a tenant each, of the part lists
+	jobs    int // of the large group of the part group, and of each round of the part throughput
+	few     int // viewers of the running group, in the part throughput
+	many    int // viewers of a page, in the part viewers
+	seconds int // for which commands are counted, in the part viewers
+	rounds  int // of the part throughput
 
 	overrides map[string]string
 }
@@ -38,9 +40,11 @@ var consoleBenchmark = benchmark{
 		f.int(&c.groups, "groups", 100_000, 1, 0, "groups, each with a tenant of its own, of the part lists")
 		f.int(&c.jobs, "jobs", 1_000_000, 1, 0, "jobs of the large group, and of each round of the part throughput")
 		f.int(&c.few, "few-viewers", 50, 1, mostViewers, "viewers of the running group, in the part throughput")
+		f.int(&c.many, "many-viewers", 500, 1, mostViewers, "viewers of a page, in the part viewers")
+		f.int(&c.seconds, "view-seconds", 10, 1, 0, "seconds in which the commands are counted, in the part viewers")
 		f.int(&c.rounds, "rounds", 3, 1, 0, "rounds with and without viewers, in the part throughput")
 		parts := f.parts(
-			part{"lists", c.lists}, part{"group", c.group}, part{"throughput", c.throughput})
+			part{"lists", c.lists}, part{"group", c.group}, part{"throughput", c.throughput}, part{"viewers", c.viewers})
 		return func(ctx context.Context, o options) (any, error) {
 			c.options = o
 			out, err := runParts(ctx, o, parts(), false)
@@ -87,7 +91,7 @@ func (c *console) lists(ctx context.Context) values {
 	var pages []values
 	for _, path := range []string{
 		"/", "/groups", "/groups?status=FAILED", "/groups?prefix=" + r.name + "-7", "/tenants", "/tenants?sort=backlog",
-		"/dead-letters",
+		"/dead-letters", "/find?typed=&q=" + r.name + "-7", "/find?q=no+such+name", "/find?in=tenant:none&q=no+such+key",
 	} {
 		page, err := r.page(ctx, path, 0)
 		check(err)
@@ -266,6 +270,30 @@ func (r *run) view(ctx context.Context, topic string, n int) (stop func()) {
 		check(r.await(ctx, "streams", pollInterval, func() (int, error) { return n - int(begun.Load()), watching.Err() }))
 	}, stop))
 	return stop
+}
+
+// viewers counts the commands of Redis while one page, and then many pages, show the overview and a
+// running group.
+func (c *console) viewers(ctx context.Context) values {
+	r := c.start(ctx)
+	defer r.close()
+	slow := group{id: r.name + "-slow", tenant: "slow", jobs: 100_000, job: sleeping(slowJobMS)}
+	check(r.create(ctx, []group{slow}, perMessage))
+	check(r.awaitFirst(ctx, slow))
+	out := values{}
+	for _, topic := range []string{"overview", "group:" + slow.id} {
+		var rates [2]float64
+		for i, n := range [2]int{1, c.many} {
+			stop := r.view(ctx, topic, n)
+			before := r.use(ctx).redis.commands
+			check(redisx.Sleep(ctx, time.Duration(c.seconds)*time.Second))
+			rates[i] = round2(float64(r.use(ctx).redis.commands-before) / float64(c.seconds))
+			stop()
+		}
+		name, _, _ := strings.Cut(topic, ":")
+		out[name] = values{"commands_per_second_1": rates[0], "commands_per_second_all": rates[1], "ratio": ratio(rates[1], rates[0])}
+	}
+	return values{"viewers": out.with(values{"viewers": c.many})}
 }
 
 // throughput compares the speed of a group with and without viewers who look at it, in turn.

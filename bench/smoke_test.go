@@ -184,7 +184,7 @@ func TestRoom(t *testing.T) {
 }
 
 func TestConsole(t *testing.T) {
-	requireRows(t, "performance.md", "console", bench(t, "console --groups 100 --jobs 3000 --few-viewers 3 --rounds 1"))
+	requireRows(t, "performance.md", "console", bench(t, "console --groups 100 --jobs 3000 --few-viewers 3 --many-viewers 5 --view-seconds 1 --rounds 1"))
 }
 
 func TestPeers(t *testing.T) {
