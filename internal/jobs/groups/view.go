@@ -281,22 +281,77 @@ func (s *Store) Job(ctx context.Context, group string, ordinal int64) (api.Job, 
 	hideErrors(ctx, &j)
 	switch {
 	case j.State == "done":
+		j.PayloadHint = "Payloads of jobs that are done are not kept."
 		return j, apiError(s.addResult(ctx, p, &j))
 	case j.State == "in_flight":
+		if err := s.addPayload(ctx, p, &j, nil, "Payloads up to 4 KiB are not looked for while the job runs."); err != nil {
+			return j, apiError(err)
+		}
 		return j, apiError(s.addRun(ctx, &j))
+	case j.State == "failed":
+		if e := status.LastError(); e != nil && e.Job != nil {
+			ended := e.Time()
+			j.EndedAt = &ended
+			return j, apiError(s.addPayload(ctx, p, &j, e.Job, "Its payload is not stored any more."))
+		}
+		j.PayloadHint = "The record of its failure, with its payload, is not stored any more."
+		return j, nil
 	case !mayWait[j.State]:
 		return j, nil
 	}
-	letter, w, err := s.explainJob(ctx, p, group, ordinal, status.LastError())
+	at, w, err := s.explainJob(ctx, p, group, ordinal, status.LastError())
 	if err != nil {
 		return j, apiError(err)
 	}
 	// The job may have moved since the first read. The answer has the state that the explanation is
 	// about.
-	if j.State = letter.Word(); mayWait[j.State] {
+	if j.State = at.State.Word(); mayWait[j.State] {
 		j.Waiting, j.Until, j.Why, j.Key = w.Reason, w.Until, &w, w.Key
+		if j.Type = at.Type; len(at.Types) == 1 {
+			j.Type = at.Types[0]
+		}
+		hint := "It is in the queue, where its payload is not looked for."
+		if at.State != ledger.Waiting {
+			hint = "Its payload was not looked for, or is not stored."
+		}
+		return j, apiError(s.addPayload(ctx, p, &j, at.blob, hint))
 	}
 	return j, nil
+}
+
+// addPayload adds to the view of a job what its blob says, and its payload if the principal may see
+// it. blob is nil if the job was not looked for: then only a payload that is stored separately is
+// found. absent is the hint if there is none.
+func (s *Store) addPayload(ctx context.Context, p keyspace.Partition, j *api.Job, blob *ledger.Job, absent string) error {
+	payload := ""
+	if blob != nil {
+		j.Type, payload = blob.Type, blob.Payload
+		if blob.SinceMS > 0 { // otherwise only the audit has written the blob, of a lost job
+			accepted := blob.Accepted.UTC()
+			fair, rate, congestion := blob.Waited()
+			j.AcceptedAt = &accepted
+			j.Waits = &api.JobWaits{
+				TurnMS: fair.Milliseconds(), RateMS: rate.Milliseconds(), CongestionMS: congestion.Milliseconds(),
+			}
+		}
+	}
+	if !auth.SeesPayloads(ctx) {
+		j.PayloadHint = "It is shown only to who may see payloads."
+		return nil
+	}
+	if payload == "" {
+		large, err := ledger.Payloads(ctx, s.conn.Cmd, p, []ledger.JobRef{{Group: j.Group, Ordinal: j.Ordinal}})
+		if err != nil {
+			return err
+		}
+		payload = large[0]
+	}
+	if !json.Valid([]byte(payload)) {
+		j.PayloadHint = absent
+		return nil
+	}
+	j.Payload = json.RawMessage(payload)
+	return nil
 }
 
 // maxResultBytes bounds how much of a group's results is read to find that of one job.
@@ -323,7 +378,8 @@ func (s *Store) addResult(ctx context.Context, p keyspace.Partition, j *api.Job)
 	j.Key, j.Attempts, j.RunSeconds, j.Worker = cmp.Or(j.Key, r.Key), max(j.Attempts, r.Attempts), &seconds, r.Worker
 	if r.StartedMS > 0 {
 		at := time.UnixMilli(r.StartedMS).UTC()
-		j.StartedAt = &at
+		ended := at.Add(time.Duration(r.DurationMS * float64(time.Millisecond))).Truncate(time.Millisecond)
+		j.StartedAt, j.EndedAt = &at, &ended
 	}
 	if auth.SeesPayloads(ctx) {
 		if j.Result = r.Data; r.LastError != nil {
@@ -429,6 +485,9 @@ func jobView(group string, ordinal int64, status ledger.JobStatus) api.Job {
 		j.LastError = &last
 		j.Attempts = max(j.Attempts, e.Attempts)
 		j.Key = e.Key
+		if e.Job != nil {
+			j.Type = e.Job.Type
+		}
 		if trace, ok := api.ParseTraceParent(e.Trace); ok {
 			j.TraceID = hex.EncodeToString(trace.TraceID[:])
 		}

@@ -29,15 +29,15 @@ var errMoved = errors.New("the job moved while it was read")
 
 // explainJob says why a job is not running: what holds it up, until when, and how many jobs are
 // before it. It reads only. lastErr is the record of its latest failed attempt, nil for
-// none. The job may move meanwhile: the returned letter is the state that the explanation is about.
+// none. The job may move meanwhile: the explanation is about the returned job, which has its state.
 // For an unknown group or job it returns api.ErrNotFound.
 func (s *Store) explainJob(
 	ctx context.Context, p keyspace.Partition, group string, ordinal int64, lastErr *ledger.JobError,
-) (ledger.Letter, api.Why, error) {
+) (waitingJob, api.Why, error) {
 	for try := 1; ; try++ {
 		read, err := ledger.Why(ctx, s.conn.Cmd, p, group, ordinal, mostRead)
 		if err != nil {
-			return 0, api.Why{}, err
+			return waitingJob{}, api.Why{}, err
 		}
 		j := waitingJob{WaitingJob: read, s: s, p: p, group: group, lastErr: lastErr}
 		w, err := j.explain(ctx)
@@ -48,12 +48,12 @@ func (s *Store) explainJob(
 				now, err = ledger.ReadLetter(ctx, s.conn.Cmd, p, group, j.Ordinal)
 			}
 			if err != nil || now == j.State || try == maxTries {
-				return j.State, w, err
+				return j, w, err
 			}
 		case !errors.Is(err, errMoved):
-			return 0, api.Why{}, fmt.Errorf("explain group %s: %w", group, err)
+			return j, api.Why{}, fmt.Errorf("explain group %s: %w", group, err)
 		case try == maxTries:
-			return j.State, api.Why{
+			return j, api.Why{
 				Job: j.id(),
 				Detail: "It is on its way from one place to the next: look again. If it stays so, bulkaction " +
 					"audit says whether it vanished.",
@@ -72,6 +72,7 @@ type waitingJob struct {
 	due    time.Time     // of a non-ready job
 	reason ledger.Reason // of a non-ready job
 	before int64         // undelivered entries before a ready job
+	blob   *ledger.Job   // of a non-ready or ready job that was looked for
 
 	workers []presence.WorkerReport // live ones that serve the type, once unserved has read them
 
@@ -215,7 +216,7 @@ func (j *waitingJob) findNonReady(ctx context.Context) error {
 		return errMoved
 	}
 	j.State, j.Ordinal, j.Type, j.due, j.reason = ledger.NonReady, n.Ordinal, n.Type, n.Due, n.Reason
-	j.Key = n.Key
+	j.Key, j.blob = n.Key, n.Job
 	return nil
 }
 
@@ -232,7 +233,7 @@ func (j *waitingJob) findReady(ctx context.Context) error {
 		return errMoved
 	}
 	j.State, j.Ordinal, j.Type, j.before = ledger.Ready, r.Ordinal, r.Type, r.Before
-	j.Key = r.Key
+	j.Key, j.blob = r.Key, r.Job
 	return nil
 }
 

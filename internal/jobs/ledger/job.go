@@ -43,9 +43,6 @@ type Job struct {
 	Queued                     string // the queued blob
 }
 
-// blobFields is the number of fields of a moving blob; the last one is the payload.
-const blobFields = 15
-
 // BlobField is the field name of a ready entry that holds the whole moving blob as its value.
 const BlobField = "j"
 

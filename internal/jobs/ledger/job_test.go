@@ -417,6 +417,8 @@ func TestFindNonReady(t *testing.T) {
 		} {
 			got, found := find("g", want.Ordinal)
 			require.True(w, found)
+			require.Equal(w, want.Ordinal, got.Job.Ordinal)
+			got.Job = nil
 			require.Equal(w, want, got)
 		}
 		first, found := find("g", ledger.NextJob)
@@ -452,6 +454,8 @@ func TestFindReady(t *testing.T) {
 		for i := range int64(4) {
 			j, found := find("g", i)
 			require.True(w, found)
+			require.Equal(w, i, j.Job.Ordinal)
+			j.Job = nil
 			require.Equal(w, ledger.ReadyJob{Ordinal: i, Type: "U", Before: j.Before}, j, "no worker has served the type yet")
 			before[i] = j.Before
 		}

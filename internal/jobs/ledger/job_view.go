@@ -35,6 +35,7 @@ type JobError struct {
 	Key      string `json:"-"`      // the job's key, in a record of a failed job; "": it has none
 	Payload  string `json:"-"`      // the job's payload, in such a record; "": it is stored separately
 	Trace    string `json:"-"`      // the job's traceparent, in such a record; "": it was not sampled
+	Job      *Job   `json:"-"`      // the job, in such a record
 }
 
 // Time returns when the attempt ended, from the field At.
@@ -45,14 +46,8 @@ func (e *JobError) Time() time.Time { return time.UnixMilli(e.At).UTC() }
 func parseFailure(record string) (JobError, error) {
 	text, blob, _ := strings.Cut(record, recordSeparator)
 	e, err := parseJobError(text)
-	c := cutter{rest: blob}
-	trace := ""
-	for range blobFields - 1 {
-		trace = c.text()
-	}
-	if !c.bad {
-		e.Trace = trace
-		e.Payload, e.Key = cutKey(c.rest)
+	if j, bad := ParseJob(blob); bad == nil {
+		e.Trace, e.Payload, e.Key, e.Job = j.Trace, j.Payload, j.Key(), &j
 	}
 	return e, err
 }
@@ -284,6 +279,7 @@ type NonReadyJob struct {
 	Due     time.Time // of a suspended job: when it was suspended, or the latest resumption
 	Reason  Reason
 	Key     string // "": it has none
+	Job     *Job
 }
 
 // FindNonReady finds a job of a group among its tenant's non-ready and suspended jobs; with
@@ -315,6 +311,7 @@ func FindNonReady(
 			lowest, found = score, true
 			first = NonReadyJob{
 				Ordinal: j.Ordinal, Type: j.Type, Due: time.UnixMilli(int64(score)), Reason: j.Reason, Key: j.Key(),
+				Job: &j,
 			}
 			if ordinal >= 0 {
 				break
@@ -337,6 +334,7 @@ type ReadyJob struct {
 	Type    string
 	Before  int64  // entries before it that no worker process has read; 0 if one has read it
 	Key     string // "": it has none
+	Job     *Job
 }
 
 // FindReady finds a job of a group in the ready streams of these types. With [NextJob], it finds
@@ -366,7 +364,7 @@ func FindReady(
 				}
 				if mine {
 					read, err := delivered(ctx, c, p, typ)
-					job := ReadyJob{Ordinal: j.Ordinal, Type: typ, Before: max(0, before-read), Key: j.Key()}
+					job := ReadyJob{Ordinal: j.Ordinal, Type: typ, Before: max(0, before-read), Key: j.Key(), Job: &j}
 					return job, err == nil, err
 				}
 				before++

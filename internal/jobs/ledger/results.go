@@ -169,7 +169,7 @@ func SomeFailures(
 		if len(some) == most {
 			return errEnough
 		}
-		e.Payload = "" // it may have 4 KiB
+		e.Payload, e.Job = "", nil // they may have 4 KiB
 		some = append(some, e)
 		return nil
 	})
