@@ -198,6 +198,86 @@ func Busiest(ctx context.Context, c redis.Cmdable, p keyspace.Partition) ([]byte
 	return document, nil
 }
 
+// MaxTopSamples is how many samples of the busiest tenants a partition keeps.
+const MaxTopSamples = 180
+
+// AppendTop stores a sample of a partition's busiest tenants, and deletes the oldest of more than
+// MaxTopSamples. It stores nothing while the memory of Redis is full.
+func AppendTop(ctx context.Context, c redis.Cmdable, p keyspace.Partition, sample []byte) error {
+	_, err := c.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+		pipe.LPush(ctx, p.TopHistory(), sample)
+		pipe.LTrim(ctx, p.TopHistory(), 0, MaxTopSamples-1)
+		return nil
+	})
+	if err != nil && !call.IsOOM(err) {
+		return fmt.Errorf("store a sample of the busiest tenants of partition %d: %w", p.Index(), err)
+	}
+	return nil
+}
+
+// TopSamples returns what AppendTop has stored, the newest sample first.
+func TopSamples(ctx context.Context, c redis.Cmdable, p keyspace.Partition) ([]string, error) {
+	samples, err := c.LRange(ctx, p.TopHistory(), 0, MaxTopSamples-1).Result()
+	if err != nil {
+		return nil, fmt.Errorf("read the samples of the busiest tenants of partition %d: %w", p.Index(), err)
+	}
+	return samples, nil
+}
+
+// OldestWaiting returns when the oldest of the jobs was accepted that are the next of these tenants,
+// which are not paused; nil: no job of them waits in the fair queue, or only those of paused groups
+// and types. It makes three round trips, and looks at about 200 queues at most.
+func OldestWaiting(ctx context.Context, c redis.Cmdable, p keyspace.Partition, tenants []string) (*time.Time, error) {
+	failed := func(err error) error { return fmt.Errorf("read the oldest jobs of partition %d: %w", p.Index(), err) }
+	types, err := c.ZRange(ctx, p.Types(), 0, -1).Result()
+	if err != nil {
+		return nil, failed(err)
+	}
+	var queues []TenantQueue
+	for _, tenant := range tenants {
+		for _, typ := range types {
+			for _, lane := range []string{"high", "normal", "low"} {
+				queues = append(queues, TenantQueue{typ, lane, tenant})
+			}
+		}
+	}
+	queues = queues[:min(len(queues), maxQueuesRead)]
+	type head struct {
+		groups *redis.StringSliceCmd
+		paused *redis.BoolCmd
+	}
+	heads, err := pipelined(ctx, c, queues, func(pipe redis.Pipeliner, q TenantQueue) head {
+		return head{pipe.ZRange(ctx, p.FairTenant(q.Type, q.Lane, q.Tenant), 0, 0), pipe.HExists(ctx, p.Pauses(), pauseOfType+q.Type)}
+	})
+	if err != nil {
+		return nil, failed(err)
+	}
+	var keys []string
+	for i, q := range queues {
+		if !heads[i].paused.Val() && len(heads[i].groups.Val()) > 0 {
+			keys = append(keys, p.Queue(heads[i].groups.Val()[0], q.Type))
+		}
+	}
+	jobs, err := pipelined(ctx, c, keys, func(pipe redis.Pipeliner, key string) *redis.StringSliceCmd {
+		return pipe.LRange(ctx, key, 0, 0)
+	})
+	if err != nil {
+		return nil, failed(err)
+	}
+	var oldest *time.Time
+	for _, blobs := range jobs {
+		for _, blob := range blobs.Val() {
+			var j Job
+			c := cutter{rest: blob}
+			if c.queued(&j); !c.bad && (oldest == nil || j.Accepted.Before(*oldest)) {
+				at := j.Accepted.UTC()
+				oldest = &at
+			}
+		}
+	}
+	return oldest, nil
+}
+
 const (
 	// SampleSlot is the length of a slot of time. Of each slot one sample is kept.
 	SampleSlot = 10 * time.Second
@@ -213,6 +293,9 @@ type Sample struct {
 	At time.Time `json:"-"` // by Redis
 	api.JobTotals
 	api.Gauges
+	// Of the jobs that started since the sample before; nil: none, or not known.
+	StartDelayP50MS *float64 `json:"p50,omitempty"`
+	StartDelayP99MS *float64 `json:"p99,omitempty"`
 }
 
 // RecordSample stores a sample, unless a sample of the same slot or a later one is stored. It first
