@@ -129,7 +129,6 @@ func (d *startDelays) see(workers []presence.WorkerReport) {
 	defer d.mu.Unlock()
 	d.now = map[string]presence.Delays{}
 	for _, w := range workers {
-		d.now[w.ID] = presence.Delays{}
 		if w.StartDelays != nil {
 			d.now[w.ID] = *w.StartDelays
 		}
@@ -137,25 +136,24 @@ func (d *startDelays) see(workers []presence.WorkerReport) {
 }
 
 // since returns the delays of the jobs that started after the last sample; none if that is so old
-// that the process may not have led since.
-func (d *startDelays) since(at time.Time) (all presence.Delays) {
+// that another process may have led meanwhile. stored is to be called when its sample is stored.
+func (d *startDelays) since(at time.Time) (all presence.Delays, stored func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.recorded == nil || at.Sub(d.at) > 3*ledger.SampleSlot {
-		return all
-	}
-	for id, now := range d.now {
-		for i, n := range now.Since(d.recorded[id]) {
+	now := d.now
+	for id, counts := range now {
+		if d.recorded == nil || at.Sub(d.at) > 3*ledger.SampleSlot {
+			break
+		}
+		for i, n := range counts.Since(d.recorded[id]) {
 			all[i] += n
 		}
 	}
-	return all
-}
-
-func (d *startDelays) record(at time.Time) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.recorded, d.at = d.now, at
+	return all, func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.recorded, d.at = now, at
+	}
 }
 
 // layouts returns the numbers of the layouts by part.
@@ -344,7 +342,7 @@ func (s *Store) Record(ctx context.Context, at time.Time, st api.Stats) error {
 		sample.Pool += int64(w.Workers)
 		sample.Busy += int64(w.Active)
 	}
-	delays := s.delays.since(at)
+	delays, keep := s.delays.since(at)
 	if p50, ok := delays.Quantile(0.5); ok {
 		p99, _ := delays.Quantile(0.99)
 		p50, p99 = round(p50, 10), round(p99, 10)
@@ -352,7 +350,7 @@ func (s *Store) Record(ctx context.Context, at time.Time, st api.Stats) error {
 	}
 	stored, err := ledger.RecordSample(ctx, s.conn.Cmd, s.space, sample)
 	if stored {
-		s.delays.record(at)
+		keep()
 	}
 	return err
 }

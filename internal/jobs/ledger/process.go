@@ -224,54 +224,44 @@ func TopSamples(ctx context.Context, c redis.Cmdable, p keyspace.Partition) ([]s
 	return samples, nil
 }
 
-// OldestWaiting returns when the oldest of the jobs was accepted that are the next of these tenants,
-// which are not paused; nil: no job of them waits in the fair queue, or only those of paused groups
-// and types. It makes three round trips, and looks at about 200 queues at most.
-func OldestWaiting(ctx context.Context, c redis.Cmdable, p keyspace.Partition, tenants []string) (*time.Time, error) {
-	failed := func(err error) error { return fmt.Errorf("read the oldest jobs of partition %d: %w", p.Index(), err) }
+// OldestWaiting returns when the oldest was accepted of the jobs that are the next of these tenants; nil:
+// none of their jobs waits, or only those of paused groups and types. It makes four round trips, and
+// looks at maxQueuesRead queues at most.
+func OldestWaiting(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, tenants []string,
+) (oldest *time.Time, err error) {
 	types, err := c.ZRange(ctx, p.Types(), 0, -1).Result()
 	if err != nil {
-		return nil, failed(err)
+		return nil, fmt.Errorf("read the types of partition %d: %w", p.Index(), err)
 	}
 	var queues []TenantQueue
 	for _, tenant := range tenants {
 		for _, typ := range types {
-			for _, lane := range []string{"high", "normal", "low"} {
-				queues = append(queues, TenantQueue{typ, lane, tenant})
-			}
+			queues = append(queues, TenantQueue{typ, "high", tenant}, TenantQueue{typ, "normal", tenant}, TenantQueue{typ, "low", tenant})
 		}
 	}
-	queues = queues[:min(len(queues), maxQueuesRead)]
-	type head struct {
-		groups *redis.StringSliceCmd
-		paused *redis.BoolCmd
-	}
-	heads, err := pipelined(ctx, c, queues, func(pipe redis.Pipeliner, q TenantQueue) head {
-		return head{pipe.ZRange(ctx, p.FairTenant(q.Type, q.Lane, q.Tenant), 0, 0), pipe.HExists(ctx, p.Pauses(), pauseOfType+q.Type)}
-	})
+	found, err := ReadQueues(ctx, c, p, queues[:min(len(queues), maxQueuesRead)], 1)
 	if err != nil {
-		return nil, failed(err)
+		return nil, err
 	}
 	var keys []string
-	for i, q := range queues {
-		if !heads[i].paused.Val() && len(heads[i].groups.Val()) > 0 {
-			keys = append(keys, p.Queue(heads[i].groups.Val()[0], q.Type))
+	for q, first := range found {
+		if len(first.Groups) > 0 && !first.TypePaused {
+			keys = append(keys, p.Queue(first.Groups[0].ID, q.Type))
 		}
 	}
 	jobs, err := pipelined(ctx, c, keys, func(pipe redis.Pipeliner, key string) *redis.StringSliceCmd {
 		return pipe.LRange(ctx, key, 0, 0)
 	})
 	if err != nil {
-		return nil, failed(err)
+		return nil, fmt.Errorf("read the next jobs of partition %d: %w", p.Index(), err)
 	}
-	var oldest *time.Time
 	for _, blobs := range jobs {
 		for _, blob := range blobs.Val() {
 			var j Job
 			c := cutter{rest: blob}
 			if c.queued(&j); !c.bad && (oldest == nil || j.Accepted.Before(*oldest)) {
-				at := j.Accepted.UTC()
-				oldest = &at
+				oldest = new(j.Accepted.UTC())
 			}
 		}
 	}

@@ -2,7 +2,6 @@ package console
 
 import (
 	"fmt"
-	"iter"
 	"math"
 	"slices"
 	"strconv"
@@ -59,10 +58,10 @@ const (
 	xTicks                                           = 6
 )
 
-// newLineChart returns the geometry of a line chart, or of one in which the areas of the series lie on
-// each other, if it is stacked. The y axis goes from 0 to the first tick that is
-// not below the greatest value; write formats its values. All series must have points at the same
-// times. ok is false if there are no points with a value.
+// newLineChart returns the geometry of a line chart; of a stacked one, in which the areas of the series
+// lie on each other. The y axis goes from 0 to the first tick that is not below the greatest value;
+// write formats its values. All series must have points at the same times. ok is false if there are
+// no points with a value.
 func newLineChart(
 	width, height float64, stacked bool, series []lineSeries, write func(float64) string,
 ) (c lineChart, ok bool) {
@@ -106,32 +105,27 @@ func newLineChart(
 	c.X = timeTicks(from, span, x)
 	for i, s := range drawn {
 		l := drawnLine{Name: s.Name, Class: s.Class}
-		var below []linePoint
-		if stacked && i > 0 {
-			below = drawn[i-1].Points
-		}
-		for part := range parts(s.Points) {
-			path := make([]string, 0, 2*len(part))
-			for _, p := range part {
-				path = append(path, coordinate(x(p.T))+","+coordinate(y(p.Value)))
+		var path, back []string // back: the lower edge of an area
+		end := func() {
+			if len(path) > 0 {
+				slices.Reverse(back)
+				l.Paths = append(l.Paths, strings.Join(append(path, back...), " "))
 			}
-			for _, p := range slices.Backward(part) {
-				if !stacked {
-					break
-				}
-				lower := 0.0
-				if at := slices.IndexFunc(below, func(b linePoint) bool { return b.T.Equal(p.T) }); at >= 0 {
-					lower = below[at].Value
-				}
-				path = append(path, coordinate(x(p.T))+","+coordinate(y(lower)))
-			}
-			l.Paths = append(l.Paths, strings.Join(path, " "))
+			path, back = nil, nil
 		}
-		for _, p := range series[i].Points {
-			if !math.IsNaN(p.Value) {
-				l.Last = write(p.Value)
+		for j, p := range s.Points {
+			if math.IsNaN(p.Value) {
+				end()
+				continue
 			}
+			at := coordinate(x(p.T)) + ","
+			path = append(path, at+coordinate(y(p.Value)))
+			if stacked {
+				back = append(back, at+coordinate(y(p.Value-series[i].Points[j].Value)))
+			}
+			l.Last = write(series[i].Points[j].Value)
 		}
+		end()
 		c.Lines = append(c.Lines, l)
 	}
 	c.Marks = marks(series, x, c.Left, c.Right, write)
@@ -153,32 +147,16 @@ func axisLabel(v float64, write func(float64) string) string {
 
 // stack returns the series with the values of those before added to each.
 func stack(series []lineSeries) []lineSeries {
-	all := make([]lineSeries, len(series))
-	for i, s := range series {
-		all[i] = lineSeries{s.Name, s.Class, slices.Clone(s.Points)}
+	all := slices.Clone(series)
+	for i := range all {
+		all[i].Points = slices.Clone(all[i].Points)
 		for j := range all[i].Points {
-			if i > 0 && j < len(all[i-1].Points) {
+			if i > 0 {
 				all[i].Points[j].Value += all[i-1].Points[j].Value
 			}
 		}
 	}
 	return all
-}
-
-// parts yields the parts of a line between its gaps.
-func parts(points []linePoint) iter.Seq[[]linePoint] {
-	return func(yield func([]linePoint) bool) {
-		from := 0
-		for i := range len(points) + 1 {
-			if i < len(points) && !math.IsNaN(points[i].Value) {
-				continue
-			}
-			if i > from && !yield(points[from:i]) {
-				return
-			}
-			from = i + 1
-		}
-	}
 }
 
 // marks returns the Marks of a line chart: one for each time of the series. If these are more than
