@@ -82,6 +82,14 @@ func (a *API) Tenant(ctx context.Context, tenant string) (api.Tenant, error) {
 	return doJSON[api.Tenant](ctx, a, callOn("get", http.MethodGet, "tenant", tenant, ""))
 }
 
+// TenantHistory returns a tenant's load in the last minutes, 15 to 60, as far as it was one of the
+// busiest tenants.
+func (a *API) TenantHistory(ctx context.Context, tenant string, minutes int) (api.TenantHistory, error) {
+	c := callOn("get history of", http.MethodGet, "tenant", tenant, "/history")
+	c.query = url.Values{"minutes": {strconv.Itoa(minutes)}}
+	return doJSON[api.TenantHistory](ctx, a, c)
+}
+
 // SetTenant replaces all settings of a tenant: a nil field of set means the default. A pause is no
 // setting, so a paused tenant stays paused. The next admission uses the new settings.
 func (a *API) SetTenant(ctx context.Context, tenant string, set api.TenantSettings) (api.Tenant, error) {

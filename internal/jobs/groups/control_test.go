@@ -428,6 +428,36 @@ func TestBusiestTenants(t *testing.T) {
 	require.Equal(t, all.Tenants, list(admin, 100).Tenants, "the next search repairs it")
 }
 
+// TestTenantHistory: each search adds a point to the history of the busiest tenants, and finds the
+// oldest job that may run.
+func TestTenantHistory(t *testing.T) {
+	w := stagetest.Parallel(t, 1)
+	began := time.Now()
+	for _, id := range []string{"old", "acme"} {
+		w.Submit(messages.SubmitGroup{ID: id, Tenant: id, Type: "T", Jobs: stagetest.Numbered(3)})
+	}
+	for range 2 {
+		require.NoError(t, w.Store.MeasureBusiest(t.Context(), w.P, noPause))
+	}
+	admin := stagetest.Trusted(t)
+	st, err := w.Store.Stats(admin)
+	require.NoError(t, err)
+	require.WithinRange(t, *st.OldestWaiting, began.Add(-time.Second), time.Now().Add(time.Second))
+	h, err := w.Store.TenantHistory(as(t, auth.Reader, "acme"), "acme", 60)
+	require.NoError(t, err)
+	require.Len(t, h.Points, 2)
+	require.EqualValues(t, 3, h.Points[1].Unfinished)
+	_, err = w.Store.TenantHistory(as(t, auth.Reader, "acme"), "old", 60)
+	require.ErrorIs(t, err, api.ErrNotFound, "of another tenant")
+	_, err = w.Store.TenantHistory(admin, "none", 60)
+	require.ErrorIs(t, err, api.ErrNotFound)
+
+	require.NoError(t, w.Store.PauseType(admin, "T"))
+	oldest, err := ledger.OldestWaiting(admin, w.Conn.Cmd, w.P, []string{"acme"})
+	require.NoError(t, err)
+	require.Nil(t, oldest, "paused jobs do not wait for their turn")
+}
+
 // TestBusiestOfManyTenants: MeasureBusiest finds the 100 busiest among 5,000 active tenants, which
 // are more than one page.
 func TestBusiestOfManyTenants(t *testing.T) {

@@ -5,10 +5,12 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
+	"github.com/bulkaction/bulkaction/internal/jobs/groups/backpressure"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/redisx/layout"
@@ -49,6 +51,11 @@ func (s *Store) readStats(ctx context.Context) (api.Stats, error) {
 	if err := s.addPartitions(ctx, &st, byType); err != nil {
 		return st, err
 	}
+	slow, err := s.slow.GetOr("", func() (slowStats, error) { return s.readSlow(ctx) })
+	if err != nil {
+		return st, err
+	}
+	st.Memory, st.OldestWaiting = slow.memory, slow.oldest
 	rejected, err := s.conn.Cmd.XLen(ctx, s.space.Rejected()).Result()
 	if err != nil {
 		return st, fmt.Errorf("read stats: %w", err)
@@ -61,6 +68,7 @@ func (s *Store) readStats(ctx context.Context) (api.Stats, error) {
 	if err != nil {
 		return st, err
 	}
+	s.delays.see(workers)
 	for _, w := range workers {
 		st.Workers = append(st.Workers, w.WorkerStatus)
 		for _, typ := range w.Types {
@@ -85,6 +93,67 @@ func (s *Store) readStats(ctx context.Context) (api.Stats, error) {
 	}
 	slices.SortFunc(st.Types, func(a, b api.TypeStats) int { return cmp.Compare(a.Type, b.Type) })
 	return st, nil
+}
+
+// slowStats are figures that a process reads once in slowAge.
+type slowStats struct {
+	memory api.RedisMemory
+	oldest *time.Time
+}
+
+const slowAge = 5 * time.Second
+
+func (s *Store) readSlow(ctx context.Context) (slow slowStats, err error) {
+	if slow.memory, err = backpressure.Memory(ctx, s.conn); err != nil {
+		return slow, fmt.Errorf("read the memory of Redis: %w", err)
+	}
+	all, err := s.readBusiest(ctx)
+	for _, found := range all {
+		if at := found.Oldest; at != nil && (slow.oldest == nil || at.Before(*slow.oldest)) {
+			slow.oldest = at
+		}
+	}
+	return slow, err
+}
+
+// startDelays knows what the workers have counted of start delays. The zero value is ready for use.
+type startDelays struct {
+	mu       sync.Mutex
+	now      map[string]presence.Delays // by worker
+	recorded map[string]presence.Delays // at the time of the last sample
+	at       time.Time                  // of the last sample
+}
+
+func (d *startDelays) see(workers []presence.WorkerReport) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.now = map[string]presence.Delays{}
+	for _, w := range workers {
+		if w.StartDelays != nil {
+			d.now[w.ID] = *w.StartDelays
+		}
+	}
+}
+
+// since returns the delays of the jobs that started after the last sample; none if that is so old
+// that another process may have led meanwhile. stored is to be called when its sample is stored.
+func (d *startDelays) since(at time.Time) (all presence.Delays, stored func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	now := d.now
+	for id, counts := range now {
+		if d.recorded == nil || at.Sub(d.at) > 3*ledger.SampleSlot {
+			break
+		}
+		for i, n := range counts.Since(d.recorded[id]) {
+			all[i] += n
+		}
+	}
+	return all, func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.recorded, d.at = now, at
+	}
 }
 
 // layouts returns the numbers of the layouts by part.
@@ -273,7 +342,16 @@ func (s *Store) Record(ctx context.Context, at time.Time, st api.Stats) error {
 		sample.Pool += int64(w.Workers)
 		sample.Busy += int64(w.Active)
 	}
-	_, err := ledger.RecordSample(ctx, s.conn.Cmd, s.space, sample)
+	delays, keep := s.delays.since(at)
+	if p50, ok := delays.Quantile(0.5); ok {
+		p99, _ := delays.Quantile(0.99)
+		p50, p99 = round(p50, 10), round(p99, 10)
+		sample.StartDelayP50MS, sample.StartDelayP99MS = &p50, &p99
+	}
+	stored, err := ledger.RecordSample(ctx, s.conn.Cmd, s.space, sample)
+	if stored {
+		keep()
+	}
 	return err
 }
 
@@ -337,5 +415,7 @@ func pointOf(before, s ledger.Sample) api.HistoryPoint {
 		Retried:   rate(s.Retried, before.Retried),
 		Throttled: rate(s.Throttled, before.Throttled),
 		Gauges:    s.Gauges,
+
+		StartDelayP50MS: s.StartDelayP50MS, StartDelayP99MS: s.StartDelayP99MS,
 	}
 }

@@ -67,6 +67,8 @@ type Store struct {
 
 	summaries recent[failureReading] // by tenant and group
 	maps      recent[api.JobMap]     // by tenant, group and number of buckets
+	slow      *redisx.Cache[string, slowStats]
+	delays    startDelays
 }
 
 // New returns a store. Submissions, appends and the look-up of a group's tenant use the Redis
@@ -91,6 +93,7 @@ func New(
 		waiters:    newReplicaWaiters(space),
 		summaries:  recent[failureReading]{kept: redisx.NewCache[string, failureReading](summaryAge, maxKeptSummaries)},
 		maps:       recent[api.JobMap]{kept: redisx.NewCache[string, api.JobMap](mapAge, maxKeptMaps)},
+		slow:       redisx.NewCache[string, slowStats](slowAge, 1),
 	}
 }
 

@@ -245,10 +245,20 @@ const busiestPage = 500
 type busiest struct {
 	AsOf    time.Time    `json:"as_of"` // when the first of the partition's tenants was read
 	Tenants []api.Tenant `json:"tenants"`
+	// Oldest is when the oldest of the next jobs of the busiest tenants was accepted; nil: none waits.
+	Oldest *time.Time `json:"oldest,omitempty"`
 }
 
+// BusiestEvery is the time between two calls of MeasureBusiest for a partition: a search of 100,000
+// active tenants takes 10 s, so that what it finds is at most 30 s old. Of each, the history has
+// historyTenants tenants.
+const (
+	BusiestEvery   = 20 * time.Second
+	historyTenants = 20
+)
+
 // MeasureBusiest finds the tenants of a partition with the most unfinished jobs among the active
-// ones, and stores them for BusiestTenants. After each page of n tenants it calls pause, which may
+// ones, and stores them for BusiestTenants and TenantHistory. After each page of n tenants it calls pause, which may
 // wait to spread the load; after an error of pause it stores nothing.
 func (s *Store) MeasureBusiest(
 	ctx context.Context, p keyspace.Partition, pause func(ctx context.Context, n int) error,
@@ -285,11 +295,59 @@ func (s *Store) MeasureBusiest(
 		}
 	}
 	slices.SortFunc(found.Tenants, byBacklog)
+	sample := topSample{At: found.AsOf.UnixMilli(), Tenants: map[string][3]float64{}}
+	var looked []string
+	for _, t := range found.Tenants[:min(len(found.Tenants), historyTenants)] {
+		sample.Tenants[t.ID] = [3]float64{float64(t.Unfinished), float64(t.NonReady), t.JobsPerSecond}
+		looked = append(looked, t.ID)
+	}
+	if found.Oldest, err = ledger.OldestWaiting(ctx, s.conn.Cmd, p, looked); err != nil {
+		return err
+	}
 	document, err := json.Marshal(found)
 	if err != nil {
 		return fmt.Errorf("encode the busiest tenants: %w", err)
 	}
-	return ledger.StoreBusiest(ctx, s.conn.Cmd, p, document)
+	if err := ledger.StoreBusiest(ctx, s.conn.Cmd, p, document); err != nil {
+		return err
+	}
+	if document, err = json.Marshal(sample); err != nil {
+		return fmt.Errorf("encode a sample of the busiest tenants: %w", err)
+	}
+	return ledger.AppendTop(ctx, s.conn.Cmd, p, document)
+}
+
+// topSample is the figures of the busiest tenants of a partition at one time.
+type topSample struct {
+	At      int64                 `json:"t"` // ms
+	Tenants map[string][3]float64 `json:"k"` // unfinished, non-ready, jobs per second
+}
+
+// TenantHistory returns the figures of the last minutes of a tenant, as far as it was among the
+// busiest of its partition. Its errors are those of Tenant.
+func (s *Store) TenantHistory(ctx context.Context, tenant string, minutes int) (api.TenantHistory, error) {
+	h := api.TenantHistory{StepSeconds: int(BusiestEvery / time.Second), Points: []api.TenantHistoryPoint{}}
+	if _, err := s.Tenant(ctx, tenant); err != nil {
+		return h, err
+	}
+	samples, err := ledger.TopSamples(ctx, s.conn.Cmd, s.space.OfTenant(tenant))
+	if err != nil {
+		return h, apiError(err)
+	}
+	from := time.Now().Add(-time.Duration(minutes) * time.Minute)
+	for _, text := range slices.Backward(samples) {
+		var sample topSample
+		if json.Unmarshal([]byte(text), &sample) != nil {
+			continue // of another version
+		}
+		at := time.UnixMilli(sample.At).UTC()
+		if v, ok := sample.Tenants[tenant]; ok && !at.Before(from) {
+			h.Points = append(h.Points, api.TenantHistoryPoint{
+				T: at, Unfinished: int64(v[0]), NonReady: int64(v[1]), JobsPerSecond: v[2],
+			})
+		}
+	}
+	return h, nil
 }
 
 // keepBusiest removes all but the MaxBusiest tenants with the most unfinished jobs.
@@ -331,22 +389,11 @@ func (s *Store) BusiestTenants(ctx context.Context, limit int) (api.TenantList, 
 		list.Tenants = append(list.Tenants, t)
 		return list, err
 	}
-	parts := s.space.All()
-	documents := make([][]byte, len(parts))
-	if err := concurrently(ctx, len(parts), func(ctx context.Context, i int) (err error) {
-		documents[i], err = ledger.Busiest(ctx, s.conn.Cmd, parts[i])
-		return err
-	}); err != nil {
+	all, err := s.readBusiest(ctx)
+	if err != nil {
 		return list, apiError(err)
 	}
-	for i, document := range documents {
-		if document == nil {
-			continue
-		}
-		var found busiest
-		if err := json.Unmarshal(document, &found); err != nil {
-			return list, fmt.Errorf("decode the busiest tenants of partition %d: %w", parts[i].Index(), err)
-		}
+	for _, found := range all {
 		list.Tenants = append(list.Tenants, found.Tenants...)
 		if list.AsOf == nil || found.AsOf.Before(*list.AsOf) {
 			list.AsOf = &found.AsOf
@@ -355,4 +402,27 @@ func (s *Store) BusiestTenants(ctx context.Context, limit int) (api.TenantList, 
 	slices.SortFunc(list.Tenants, byBacklog)
 	list.Tenants = list.Tenants[:min(len(list.Tenants), limit, MaxBusiest)]
 	return list, nil
+}
+
+// readBusiest returns what MeasureBusiest has stored last, of each partition that has it.
+func (s *Store) readBusiest(ctx context.Context) (all []busiest, err error) {
+	parts := s.space.All()
+	documents := make([][]byte, len(parts))
+	if err := concurrently(ctx, len(parts), func(ctx context.Context, i int) (err error) {
+		documents[i], err = ledger.Busiest(ctx, s.conn.Cmd, parts[i])
+		return err
+	}); err != nil {
+		return nil, err
+	}
+	for i, document := range documents {
+		if document == nil {
+			continue
+		}
+		var found busiest
+		if err := json.Unmarshal(document, &found); err != nil {
+			return nil, fmt.Errorf("decode the busiest tenants of partition %d: %w", parts[i].Index(), err)
+		}
+		all = append(all, found)
+	}
+	return all, nil
 }

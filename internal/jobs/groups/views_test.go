@@ -349,6 +349,49 @@ func TestHistory(t *testing.T) {
 	})
 }
 
+// TestStartDelaysInHistory: a point has the delays of the jobs that started since the sample before, also of
+// a worker that began anew, and none if the process took no sample for a while.
+func TestStartDelaysInHistory(t *testing.T) {
+	w := stagetest.Parallel(t, 1)
+	ctx := stagetest.Trusted(t)
+	now, err := w.Store.Now(ctx)
+	require.NoError(t, err)
+	begin := now.Truncate(10 * time.Second).Add(-10 * time.Minute)
+	record := func(second int, reports ...presence.WorkerReport) {
+		for _, r := range reports {
+			require.NoError(t, presence.PublishWorker(ctx, w.Conn, w.Space, r))
+		}
+		st, err := w.Store.Stats(ctx)
+		require.NoError(t, err)
+		require.Positive(t, st.Memory.Used)
+		require.NoError(t, w.Store.Record(ctx, begin.Add(time.Duration(second)*time.Second), st))
+	}
+	report := func(id string, ms ...int) presence.WorkerReport {
+		r := presence.WorkerReport{WorkerStatus: api.WorkerStatus{ID: id}}
+		for _, d := range ms {
+			if r.StartDelays == nil {
+				r.StartDelays = &presence.Delays{}
+			}
+			r.StartDelays.Add(time.Duration(d) * time.Millisecond)
+		}
+		return r
+	}
+	record(0, report("a", 1000, 1000), report("b"))
+	record(10, report("a", 1000, 1000, 5, 5, 5), report("b", 300))
+	record(20)
+	record(30, report("a", 0))
+	record(500, report("a", 0, 0))
+	h, err := w.Store.History(ctx, 15)
+	require.NoError(t, err)
+	require.Len(t, h.Points, 4)
+	first := h.Points[0]
+	require.InDelta(t, 6, *first.StartDelayP50MS, 2)
+	require.InDelta(t, 384, *first.StartDelayP99MS, 128)
+	require.Nil(t, h.Points[1].StartDelayP50MS)
+	require.InDelta(t, 0.5, *h.Points[2].StartDelayP50MS, 0.5)
+	require.Nil(t, h.Points[3].StartDelayP99MS)
+}
+
 // TestLongHistory: a day has 8,640 samples, and an answer about 1,500 points at most.
 func TestLongHistory(t *testing.T) {
 	w := stagetest.Parallel(t, 1)

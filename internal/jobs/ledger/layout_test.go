@@ -112,11 +112,12 @@ func TestKeysAgreeWithKeyspace(t *testing.T) {
 	require.NoError(t, err)
 	named := patternsOf(space.Partition(0))
 	outside := map[string]string{
-		"owner:*":   "it lies in another partition, the one of the group's id",
-		"rebalance": "lead is told whether it is this one or watch",
-		"waited":    "it is written for WAIT alone",
-		"top":       "the watcher replaces it as a whole",
-		"audit":     "the watcher replaces it as a whole",
+		"owner:*":     "it lies in another partition, the one of the group's id",
+		"rebalance":   "lead is told whether it is this one or watch",
+		"waited":      "it is written for WAIT alone",
+		"top":         "the watcher replaces it as a whole",
+		"top-history": "the watcher appends to it",
+		"audit":       "the watcher replaces it as a whole",
 	}
 	ofOthers := []string{"activity", "auth", "guard", "room", "guard.lua", "quick.lua", "quick_permit.lua", "room.lua"}
 	stems := map[string]string{"over:*": "admit puts the lane behind it"}

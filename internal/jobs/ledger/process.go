@@ -198,6 +198,76 @@ func Busiest(ctx context.Context, c redis.Cmdable, p keyspace.Partition) ([]byte
 	return document, nil
 }
 
+// MaxTopSamples is how many samples of the busiest tenants a partition keeps.
+const MaxTopSamples = 180
+
+// AppendTop stores a sample of a partition's busiest tenants, and deletes the oldest of more than
+// MaxTopSamples. It stores nothing while the memory of Redis is full.
+func AppendTop(ctx context.Context, c redis.Cmdable, p keyspace.Partition, sample []byte) error {
+	_, err := c.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+		pipe.LPush(ctx, p.TopHistory(), sample)
+		pipe.LTrim(ctx, p.TopHistory(), 0, MaxTopSamples-1)
+		return nil
+	})
+	if err != nil && !call.IsOOM(err) {
+		return fmt.Errorf("store a sample of the busiest tenants of partition %d: %w", p.Index(), err)
+	}
+	return nil
+}
+
+// TopSamples returns what AppendTop has stored, the newest sample first.
+func TopSamples(ctx context.Context, c redis.Cmdable, p keyspace.Partition) ([]string, error) {
+	samples, err := c.LRange(ctx, p.TopHistory(), 0, MaxTopSamples-1).Result()
+	if err != nil {
+		return nil, fmt.Errorf("read the samples of the busiest tenants of partition %d: %w", p.Index(), err)
+	}
+	return samples, nil
+}
+
+// OldestWaiting returns when the oldest was accepted of the jobs that are the next of these tenants; nil:
+// none of their jobs waits, or only those of paused groups and types. It makes four round trips, and
+// looks at maxQueuesRead queues at most.
+func OldestWaiting(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, tenants []string,
+) (oldest *time.Time, err error) {
+	types, err := c.ZRange(ctx, p.Types(), 0, -1).Result()
+	if err != nil {
+		return nil, fmt.Errorf("read the types of partition %d: %w", p.Index(), err)
+	}
+	var queues []TenantQueue
+	for _, tenant := range tenants {
+		for _, typ := range types {
+			queues = append(queues, TenantQueue{typ, "high", tenant}, TenantQueue{typ, "normal", tenant}, TenantQueue{typ, "low", tenant})
+		}
+	}
+	found, err := ReadQueues(ctx, c, p, queues[:min(len(queues), maxQueuesRead)], 1)
+	if err != nil {
+		return nil, err
+	}
+	var keys []string
+	for q, first := range found {
+		if len(first.Groups) > 0 && !first.TypePaused {
+			keys = append(keys, p.Queue(first.Groups[0].ID, q.Type))
+		}
+	}
+	jobs, err := pipelined(ctx, c, keys, func(pipe redis.Pipeliner, key string) *redis.StringSliceCmd {
+		return pipe.LRange(ctx, key, 0, 0)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read the next jobs of partition %d: %w", p.Index(), err)
+	}
+	for _, blobs := range jobs {
+		for _, blob := range blobs.Val() {
+			var j Job
+			c := cutter{rest: blob}
+			if c.queued(&j); !c.bad && (oldest == nil || j.Accepted.Before(*oldest)) {
+				oldest = new(j.Accepted.UTC())
+			}
+		}
+	}
+	return oldest, nil
+}
+
 const (
 	// SampleSlot is the length of a slot of time. Of each slot one sample is kept.
 	SampleSlot = 10 * time.Second
@@ -213,6 +283,9 @@ type Sample struct {
 	At time.Time `json:"-"` // by Redis
 	api.JobTotals
 	api.Gauges
+	// Of the jobs that started since the sample before; nil: none, or not known.
+	StartDelayP50MS *float64 `json:"p50,omitempty"`
+	StartDelayP99MS *float64 `json:"p99,omitempty"`
 }
 
 // RecordSample stores a sample, unless a sample of the same slot or a later one is stored. It first

@@ -11,6 +11,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/bulkaction/bulkaction/internal/jobs/groups"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
@@ -459,21 +460,18 @@ func (u *unservedTypes) failEntries(ctx context.Context, typ string, entries []s
 }
 
 const (
-	// busiestEvery is the time between the begins of two searches for the busiest tenants. A
-	// search of 100,000 active tenants takes 10 s, so that what it finds is at most 30 s old.
-	busiestEvery = 20 * time.Second
 	// busiestRate is how many active tenants one process reads in a second at most, so that the
 	// searches take less than 2% of Redis's time.
 	busiestRate = 10_000
 )
 
-// findBusiest returns a function that is to be called every second. Once in busiestEvery it finds
+// findBusiest returns a function that is to be called every second. Once in groups.BusiestEvery it finds
 // and stores the busiest tenants of each partition that this process leads, one partition after the
 // other.
 func findBusiest(partitions []*partition) func(context.Context) error {
 	var began time.Time
 	return func(ctx context.Context) error {
-		if time.Since(began) < busiestEvery {
+		if time.Since(began) < groups.BusiestEvery {
 			return nil
 		}
 		var errs error

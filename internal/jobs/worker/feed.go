@@ -255,6 +255,7 @@ func (f *feed) startTasks(ctx context.Context, typ string, tasks []*task) ([]*ta
 	}
 	now, i := time.Now(), 0
 	started, dropped := make([]*task, 0, len(tasks)), []*task(nil)
+	delays := make([]time.Duration, 0, len(tasks)) // of first attempts, since they might start
 	timeout := f.w.cfg.timeoutOf(typ)
 	for g := range groups {
 		r.Groups[g].JobTimeout = cmp.Or(r.Groups[g].JobTimeout, timeout)
@@ -280,6 +281,8 @@ func (f *feed) startTasks(ctx context.Context, typ string, tasks []*task) ([]*ta
 				started = append(started, t)
 				if t.Attempt == 1 {
 					f.w.metrics.Started(now.Sub(t.Accepted))
+					turn, rate, _ := t.Waited()
+					delays = append(delays, turn+rate+time.Duration(r.AtUS-t.SinceMS*1000)*time.Microsecond)
 				}
 			}
 			i++
@@ -289,7 +292,7 @@ func (f *feed) startTasks(ctx context.Context, typ string, tasks []*task) ([]*ta
 		f.w.Tel.Log.Debug("dropped stale entries", "type", typ, "entries", len(dropped))
 		f.w.held.remove(dropped)
 	}
-	f.w.rates.started(now, typ, len(started))
+	f.w.rates.started(now, typ, len(started), delays...)
 	if f.w.cfg.OnStart != nil {
 		for _, t := range started {
 			f.w.cfg.OnStart(r.AtUS, f.partition.Index(), typ, t.terms.Tenant, t.Group, t.Ordinal, t.currentAttempt)

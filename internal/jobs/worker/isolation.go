@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/bulkaction/bulkaction/internal/stage/presence"
 )
 
 // suspect reports whether the job was in flight when a worker process died. Such a job may have
@@ -174,7 +176,8 @@ const runAge = 2 * time.Second
 
 // rates measures, by type, how fast this process starts jobs and how long they run.
 type rates struct {
-	mu         sync.Mutex // guards the fields below, and all typeRates
+	mu         sync.Mutex       // guards the fields below, and all typeRates
+	delays     *presence.Delays // of all starts that had one; nil: none
 	types      map[string]*typeRates
 	reportedAt time.Time // last call of report
 }
@@ -207,13 +210,19 @@ func (r *rates) of(typ string) *typeRates {
 	return t
 }
 
-// started counts n starts of jobs of type typ.
-func (r *rates) started(now time.Time, typ string, n int) {
+// started counts n starts of jobs of type typ, and the delays of those that are first attempts.
+func (r *rates) started(now time.Time, typ string, n int, delays ...time.Duration) {
 	if n == 0 {
 		return
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if len(delays) > 0 && r.delays == nil {
+		r.delays = new(presence.Delays)
+	}
+	for _, d := range delays {
+		r.delays.Add(d)
+	}
 	t := r.of(typ)
 	if t.firstStart.IsZero() {
 		t.firstStart = now
@@ -263,6 +272,17 @@ func (r *rates) report(now time.Time) (startedPerSecond, runMS map[string]float6
 		}
 	}
 	return startedPerSecond, runMS
+}
+
+// startDelays returns a copy of the counts of start delays; nil: there are none.
+func (r *rates) startDelays() *presence.Delays {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.delays == nil {
+		return nil
+	}
+	all := *r.delays
+	return &all
 }
 
 // startRate returns the jobs started per second; 0: none within rateSpan.

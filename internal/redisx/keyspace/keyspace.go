@@ -327,6 +327,9 @@ func (k TenantKeys) Active() string { return string(k) + "active" }
 // last, as JSON (the watcher).
 func (k TenantKeys) Top() string { return string(k) + "top" }
 
+// TopHistory is a list: figures of the busiest tenants at earlier times, the newest first (the watcher).
+func (k TenantKeys) TopHistory() string { return string(k) + "top-history" }
+
 // Rate is a hash: the limit of all tenants, and the quota of the partition (admit, promote, quota,
 // policy, pause, and the scripts that write Active).
 func (k TenantKeys) Rate() string { return string(k) + "rate" }

@@ -545,8 +545,9 @@ func (f *Backend) CancelJob(_ context.Context, id string, ordinal int64) (api.Jo
 	return api.Job{Group: id, Ordinal: ordinal, State: "cancelled"}, nil
 }
 
-func (f *Backend) TenantHistory(context.Context, string, int) (api.TenantHistory, error) {
-	return api.TenantHistory{StepSeconds: 20}, nil
+func (f *Backend) TenantHistory(ctx context.Context, id string, _ int) (api.TenantHistory, error) {
+	_, err := f.Tenant(ctx, id)
+	return api.TenantHistory{StepSeconds: 20}, err
 }
 
 func (f *Backend) JobMap(_ context.Context, id string, buckets int) (api.JobMap, error) {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -312,6 +313,6 @@ func TestCallbackSecret(t *testing.T) {
 		require.Equal(t, http.StatusForbidden, looks.post("/ui/tenants/acme/callback"+do, nil).Code, do)
 		require.NotContains(t, looks.page("/ui/tenants/acme").actions(), "/ui/tenants/acme/callback"+do)
 	}
-	require.Empty(t, append(w.backend.calls, looks.backend.calls...))
+	require.Empty(t, slices.DeleteFunc(append(w.backend.calls, looks.backend.calls...), func(call string) bool { return strings.HasPrefix(call, "dead letters") }))
 	require.Empty(t, w.log.entries)
 }

@@ -28,23 +28,26 @@ type lineSeries struct {
 	Points      []linePoint
 }
 
-// drawnLine is a line that is ready to be drawn.
+// drawnLine is a line or an area that is ready to be drawn.
 type drawnLine struct {
 	Name, Class string
-	Paths       []string // the attribute points of a polyline, one for each part without a gap
+	Paths       []string // the attribute points of a polyline or polygon, one for each part without a gap
 	Last        string   // the last value; "": there is none
 }
 
-// chartMark is an invisible column of a line chart, with a tooltip of the values at its time.
+// chartMark is an invisible column of a line chart, with the values at its time, which it shows while
+// a pointer is over it.
 type chartMark struct {
-	X, Width float64
-	Title    string
+	X, Width, TextX float64
+	Anchor          string   // of the text
+	Text            []string // the time and the values
 }
 
 type lineChart struct {
 	Width, Height            float64
 	Left, Right, Top, Bottom float64 // the edges of the plot
 	X, Y                     []axisTick
+	Stacked                  bool
 	Lines                    []drawnLine
 	Marks                    []chartMark
 }
@@ -55,17 +58,24 @@ const (
 	xTicks                                           = 6
 )
 
-// newLineChart returns the geometry of a line chart. The y axis goes from 0 to the first tick that is
-// not below the greatest value; write formats its values. All series must have points at the same
-// times. ok is false if there are no points with a value.
-func newLineChart(width, height float64, series []lineSeries, write func(float64) string) (c lineChart, ok bool) {
+// newLineChart returns the geometry of a line chart; of a stacked one, in which the areas of the series
+// lie on each other. The y axis goes from 0 to the first tick that is not below the greatest value;
+// write formats its values. All series must have points at the same times. ok is false if there are
+// no points with a value.
+func newLineChart(
+	width, height float64, stacked bool, series []lineSeries, write func(float64) string,
+) (c lineChart, ok bool) {
+	drawn := series
+	if stacked {
+		drawn = stack(series)
+	}
 	c = lineChart{
-		Width: width, Height: height, Left: marginLeft, Right: width - marginRight,
+		Stacked: stacked, Width: width, Height: height, Left: marginLeft, Right: width - marginRight,
 		Top: marginTop, Bottom: height - marginBottom,
 	}
 	var from, to time.Time
 	most := 0.0
-	for _, s := range series {
+	for _, s := range drawn {
 		for _, p := range s.Points {
 			if math.IsNaN(p.Value) {
 				continue
@@ -93,8 +103,30 @@ func newLineChart(width, height float64, series []lineSeries, write func(float64
 		c.Y = append(c.Y, axisTick{round(y(i * step)), axisLabel(i*step, write)})
 	}
 	c.X = timeTicks(from, span, x)
-	for _, s := range series {
-		c.Lines = append(c.Lines, newLine(s, x, y, write))
+	for i, s := range drawn {
+		l := drawnLine{Name: s.Name, Class: s.Class}
+		var path, back []string // back: the lower edge of an area
+		end := func() {
+			if len(path) > 0 {
+				slices.Reverse(back)
+				l.Paths = append(l.Paths, strings.Join(append(path, back...), " "))
+			}
+			path, back = nil, nil
+		}
+		for j, p := range s.Points {
+			if math.IsNaN(p.Value) {
+				end()
+				continue
+			}
+			at := coordinate(x(p.T)) + ","
+			path = append(path, at+coordinate(y(p.Value)))
+			if stacked {
+				back = append(back, at+coordinate(y(p.Value-series[i].Points[j].Value)))
+			}
+			l.Last = write(series[i].Points[j].Value)
+		}
+		end()
+		c.Lines = append(c.Lines, l)
 	}
 	c.Marks = marks(series, x, c.Left, c.Right, write)
 	return c, true
@@ -113,25 +145,18 @@ func axisLabel(v float64, write func(float64) string) string {
 	return write(v)
 }
 
-func newLine(s lineSeries, x func(time.Time) float64, y func(float64) float64, write func(float64) string) drawnLine {
-	l := drawnLine{Name: s.Name, Class: s.Class}
-	var path []string
-	end := func() {
-		if len(path) > 0 {
-			l.Paths = append(l.Paths, strings.Join(path, " "))
+// stack returns the series with the values of those before added to each.
+func stack(series []lineSeries) []lineSeries {
+	all := slices.Clone(series)
+	for i := range all {
+		all[i].Points = slices.Clone(all[i].Points)
+		for j := range all[i].Points {
+			if i > 0 {
+				all[i].Points[j].Value += all[i-1].Points[j].Value
+			}
 		}
-		path = nil
 	}
-	for _, p := range s.Points {
-		if math.IsNaN(p.Value) {
-			end()
-			continue
-		}
-		path = append(path, coordinate(x(p.T))+","+coordinate(y(p.Value)))
-		l.Last = write(p.Value)
-	}
-	end()
-	return l
+	return all
 }
 
 // marks returns the Marks of a line chart: one for each time of the series. If these are more than
@@ -158,10 +183,14 @@ func marks(series []lineSeries, x func(time.Time) float64, left, right float64, 
 		}
 		width := (right - left) * float64(step) / float64(max(n, 1))
 		from, to := max(left, x(at)-width/2), min(right, x(at)+width/2)
-		all = append(all, chartMark{
-			X: round(from), Width: round(to - from),
-			Title: at.UTC().Format("15:04:05 UTC") + ": " + strings.Join(lines, ", "),
-		})
+		m := chartMark{
+			X: round(from), Width: round(to - from), TextX: round(to + 4), Anchor: "start",
+			Text: append([]string{at.UTC().Format("15:04:05 UTC")}, lines...),
+		}
+		if from > (left+right)/2 {
+			m.TextX, m.Anchor = round(from-4), "end"
+		}
+		all = append(all, m)
 	}
 	return all
 }

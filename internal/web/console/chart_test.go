@@ -23,7 +23,7 @@ func points(values ...float64) (all []linePoint) {
 
 func TestLines(t *testing.T) {
 	t.Parallel()
-	c, ok := newLineChart(600, 200, []lineSeries{{Name: "started", Class: "a", Points: points(0, 37, 74)}}, write)
+	c, ok := newLineChart(600, 200, false, []lineSeries{{Name: "started", Class: "a", Points: points(0, 37, 74)}}, write)
 	require.True(t, ok)
 	require.Equal(t, []string{"0", "20", "40", "60", "80"}, labels(c.Y))
 	require.Equal(t, c.Bottom, c.Y[0].At)
@@ -34,29 +34,43 @@ func TestLines(t *testing.T) {
 	require.Equal(t, []string{"56,178 314,99.4 572,20.8"}, c.Lines[0].Paths)
 	require.Equal(t, "74", c.Lines[0].Last)
 	require.Len(t, c.Marks, 3)
-	require.Equal(t, "03:05:00 UTC: started 37", c.Marks[1].Title)
+	require.Equal(t, []string{"03:05:00 UTC", "started 37"}, c.Marks[1].Text)
+}
+
+// TestStacked: areas lie on each other, and the axis reaches to their sum; tips and legend have the
+// values themselves.
+func TestStacked(t *testing.T) {
+	t.Parallel()
+	c, ok := newLineChart(600, 200, true, []lineSeries{{Name: "a", Points: points(10, 20)}, {Name: "b", Points: points(30, 20)}}, write)
+	require.True(t, ok)
+	require.Equal(t, []string{"0", "10", "20", "30", "40"}, labels(c.Y))
+	require.Equal(t, []string{"56,135.5 572,93 572,178 56,178"}, c.Lines[0].Paths)
+	require.Equal(t, []string{"56,8 572,8 572,93 56,135.5"}, c.Lines[1].Paths)
+	require.Equal(t, "20", c.Lines[1].Last)
+	require.Equal(t, []string{"03:04:00 UTC", "a 10", "b 30"}, c.Marks[0].Text)
 }
 
 // TestGaps: a missing value is a gap, not a zero.
 func TestGaps(t *testing.T) {
 	t.Parallel()
-	c, ok := newLineChart(600, 200, []lineSeries{
+	c, ok := newLineChart(600, 200, false, []lineSeries{
 		{Name: "a", Points: points(1, 2, math.NaN(), 4)}, {Name: "b", Points: points(math.NaN(), 1, 1, 1)},
 	}, write)
 	require.True(t, ok)
 	require.Len(t, c.Lines[0].Paths, 2)
 	require.Len(t, strings.Fields(c.Lines[0].Paths[0]), 2)
 	require.Len(t, c.Lines[1].Paths, 1)
-	require.Equal(t, "03:06:00 UTC: b 1", c.Marks[2].Title)
+	require.Equal(t, []string{"03:06:00 UTC", "b 1"}, c.Marks[2].Text)
+	require.Equal(t, "end", c.Marks[2].Anchor, "the text is inside the chart")
 }
 
 func TestNoLines(t *testing.T) {
 	t.Parallel()
 	for _, series := range [][]lineSeries{nil, {{Name: "a"}}, {{Name: "a", Points: points(math.NaN())}}} {
-		_, ok := newLineChart(600, 200, series, write)
+		_, ok := newLineChart(600, 200, false, series, write)
 		require.False(t, ok)
 	}
-	c, ok := newLineChart(600, 200, []lineSeries{{Name: "a", Points: points(0)}}, write)
+	c, ok := newLineChart(600, 200, false, []lineSeries{{Name: "a", Points: points(0)}}, write)
 	require.True(t, ok, "one point, and nothing but zeros")
 	require.Equal(t, []string{"0", "1"}, labels(c.Y))
 	require.Equal(t, []string{"56,178"}, c.Lines[0].Paths)
@@ -69,7 +83,7 @@ func TestAxis(t *testing.T) {
 		9999: {"0", "5000", "10k"}, 1.2e4: {"0", "5000", "10k", "15k"}, 2e6: {"0", "500k", "1M", "1.5M", "2M"},
 		3e9: {"0", "1G", "2G", "3G"}, 4e12: {"0", "1T", "2T", "3T", "4T"},
 	} {
-		c, ok := newLineChart(600, 200, []lineSeries{{Name: "a", Points: points(most)}}, write)
+		c, ok := newLineChart(600, 200, false, []lineSeries{{Name: "a", Points: points(most)}}, write)
 		require.True(t, ok)
 		require.Equal(t, want, labels(c.Y))
 	}
@@ -84,7 +98,7 @@ func TestTicksAreFew(t *testing.T) {
 		for i := range 8640 {
 			all = append(all, linePoint{T: start.Add(span * time.Duration(i) / 8640), Value: float64(i)})
 		}
-		c, ok := newLineChart(600, 200, []lineSeries{{Name: "a", Points: all}}, write)
+		c, ok := newLineChart(600, 200, false, []lineSeries{{Name: "a", Points: all}}, write)
 		require.True(t, ok)
 		require.LessOrEqual(t, len(c.X), 13, span)
 		require.NotEmpty(t, c.X, span)
@@ -96,7 +110,7 @@ func TestTicksAreFew(t *testing.T) {
 		}
 	}
 	for _, most := range []float64{0.003, 1, 4, 9.9, 10, 11, 99, 1e6, 3e12} {
-		c, _ := newLineChart(600, 200, []lineSeries{{Name: "a", Points: points(most)}}, write)
+		c, _ := newLineChart(600, 200, false, []lineSeries{{Name: "a", Points: points(most)}}, write)
 		require.GreaterOrEqual(t, len(c.Y), 2, most)
 		require.LessOrEqual(t, len(c.Y), 6, most)
 	}

@@ -164,7 +164,7 @@ func TestStreamsAreOfTheirReaders(t *testing.T) {
 	require.NotContains(t, data["rows"], "tick-other-1", "a reader has nothing to tick")
 	theirs := w.follow(server, "overview", login(globex))
 	_, data, _ = theirs.next()
-	require.NotContains(t, fmt.Sprint(data), "Active tenants")
+	require.NotContains(t, fmt.Sprint(data), "Workers busy")
 	require.NotContains(t, fmt.Sprint(data), "failed-1")
 }
 

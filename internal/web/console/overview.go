@@ -6,11 +6,14 @@ import (
 	"fmt"
 	"math"
 	"net/http"
+	"net/url"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/guard"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx"
@@ -21,6 +24,8 @@ const (
 	overviewGroups  = 8
 	overviewTenants = 10
 	overviewMinutes = 60 // of the history, unless the query says it
+	guardsLooked    = 10 // most guards whose members are looked at for open breakers
+	runningInterval = 2 * time.Second
 	// seldomInterval is how often the overview reads what changes slowly or is expensive: the
 	// history has one point in 10 s, the watchers update the busiest tenants each 20 s and, by
 	// default, the audit each 15 s, and to find the newest failed groups may need a look at many.
@@ -38,19 +43,65 @@ type historyRange struct {
 // overviewPage serves the overview of the system. Its caches are shared by all readers.
 type overviewPage struct {
 	backend  httpapi.Backend
+	stats    *redisx.Cache[string, statsSample]
 	history  *redisx.Cache[string, historyView]
-	audit    *redisx.Cache[string, api.AuditState]
-	limits   *redisx.Cache[string, limitsData]
-	busiest  *redisx.Cache[string, []tenantLoad]
+	system   *redisx.Cache[string, systemState]
+	busiest  *redisx.Cache[string, api.TenantList]
+	running  *redisx.Cache[string, []api.Group]
 	failures *redisx.Cache[string, []api.Group]
 }
 
 func newOverviewPage(b httpapi.Backend) *overviewPage {
 	return &overviewPage{
-		backend: b, history: newCache[historyView](seldomInterval), audit: newCache[api.AuditState](seldomInterval),
-		limits:  newCache[limitsData](seldomInterval),
-		busiest: newCache[[]tenantLoad](seldomInterval), failures: newCache[[]api.Group](seldomInterval),
+		backend: b, stats: newCache[statsSample](time.Second), history: newCache[historyView](seldomInterval),
+		system: newCache[systemState](seldomInterval), busiest: newCache[api.TenantList](seldomInterval),
+		running: newCache[[]api.Group](runningInterval), failures: newCache[[]api.Group](seldomInterval),
 	}
+}
+
+// statsSample is the figures of which the overview shows several parts, which must agree.
+type statsSample struct {
+	api.Stats
+	at time.Time
+}
+
+// systemState is what the overview reads seldom to say whether all is well.
+type systemState struct {
+	audit         api.AuditState
+	limits        api.Limits
+	breakers      []string // guards with open breakers
+	deadCallbacks bool
+}
+
+func (p *overviewPage) readSystem(ctx context.Context) (s systemState, err error) {
+	if s.audit, err = p.backend.Audit(ctx); err != nil {
+		return s, err
+	}
+	if s.limits, err = p.backend.Limits(ctx); err != nil {
+		return s, err
+	}
+	dead, err := p.backend.Callbacks(ctx, api.CallbackQuery{State: api.CallbackDead, Limit: 1})
+	if err != nil {
+		return s, err
+	}
+	s.deadCallbacks = len(dead.Callbacks) > 0
+	guards, err := p.backend.Guards(ctx, guard.Query{Limit: guardsPage})
+	if err != nil {
+		return s, err
+	}
+	looked := 0
+	for _, g := range guards.Guards {
+		// A member whose breaker is open is cooling.
+		if looked == guardsLooked || g.Cooling == 0 || g.Members > manyMembers {
+			continue
+		}
+		looked++
+		all, err := p.backend.Guard(ctx, g.Name)
+		if err == nil && slices.ContainsFunc(all.Members, func(m api.GuardMember) bool { return m.Breaker == "open" }) {
+			s.breakers = append(s.breakers, g.Name)
+		}
+	}
+	return s, nil
 }
 
 // newCache returns a cache of the answers to an expensive read, which all pages and readers share.
@@ -62,6 +113,7 @@ func newCache[T any](interval time.Duration) *redisx.Cache[string, T] {
 // overviewData is the template data of the overview. Fields that the reader may not see are empty.
 type overviewData struct {
 	Stats    *api.Stats
+	At       time.Time     // of Stats
 	Load     api.TypeStats // the sum over all types
 	Slots    int
 	Busy     int
@@ -69,13 +121,13 @@ type overviewData struct {
 	History  historyView
 	Minutes  int // of the history
 	Ranges   []historyRange
-	Audit    *api.AuditState
-	Open     int64      // open violations of the audit
-	Laws     []quantity // that they break
-	Limits   *limitsData
+	system   *systemState
+	Problems []problem
 	Busiest  []tenantLoad
-	Tenants  bool // the reader may see all tenants
+	Counted  *time.Time // when Busiest was read
+	Tenants  bool       // the reader may see all tenants
 	Newest   []api.Group
+	Running  bool // Newest are the newest that run
 	Failures []api.Group
 	Groups   bool // the reader may see groups
 }
@@ -119,7 +171,10 @@ func (p *overviewPage) read(ctx context.Context, minutes int) (any, error) {
 		Tenants: who.May(auth.Read) && who.May(auth.ReadMetrics),
 	}
 	if who.May(auth.ReadMetrics) {
-		s, err := p.backend.Stats(ctx)
+		s, err := p.stats.GetOr("", func() (statsSample, error) {
+			s, err := p.backend.Stats(ctx)
+			return statsSample{s, time.Now()}, err
+		})
 		if err != nil {
 			return nil, err
 		}
@@ -129,38 +184,39 @@ func (p *overviewPage) read(ctx context.Context, minutes int) (any, error) {
 		}
 	}
 	if who.May(auth.ReadSystem) {
-		a, err := p.audit.GetOr("", func() (api.AuditState, error) { return p.backend.Audit(ctx) })
+		s, err := p.system.GetOr("", func() (systemState, error) { return p.readSystem(ctx) })
 		if err != nil {
 			return nil, err
 		}
-		d.summarizeAudit(a)
-		l, err := p.limits.GetOr("", func() (limitsData, error) { return limitsPage{p.backend}.read(ctx) })
-		if err != nil {
-			return nil, err
-		}
-		d.Limits = &l
+		d.system = &s
 	}
-	var err error
+	d.Problems = healthOf(d)
 	if d.Tenants {
-		if d.Busiest, err = p.busiest.GetOr("", func() ([]tenantLoad, error) {
-			l, err := p.backend.BusiestTenants(ctx, overviewTenants)
-			return loadsOf(l.Tenants), err
-		}); err != nil {
+		l, err := p.busiest.GetOr("", func() (api.TenantList, error) { return p.backend.BusiestTenants(ctx, overviewTenants) })
+		if err != nil {
 			return nil, err
 		}
+		d.Busiest, d.Counted = loadsOf(l.Tenants), l.AsOf
 	}
 	if !d.Groups {
 		return d, nil
 	}
-	newest, err := p.backend.Groups(ctx, messages.ListQuery{Limit: overviewGroups})
-	if err != nil {
+	groups := func(status api.Status) func() ([]api.Group, error) {
+		return func() ([]api.Group, error) {
+			l, err := p.backend.Groups(ctx, messages.ListQuery{Status: status, Limit: overviewGroups})
+			return l.Groups, err
+		}
+	}
+	var err error
+	if d.Newest, err = p.running.GetOr(classOf(who), groups(api.StatusRunning)); err != nil {
 		return nil, err
 	}
-	d.Newest = newest.Groups
-	d.Failures, err = p.failures.GetOr(classOf(who), func() ([]api.Group, error) {
-		l, err := p.backend.Groups(ctx, messages.ListQuery{Status: api.StatusFailed, Limit: overviewGroups})
-		return l.Groups, err
-	})
+	if d.Running = len(d.Newest) > 0; !d.Running {
+		if d.Newest, err = groups("")(); err != nil {
+			return nil, err
+		}
+	}
+	d.Failures, err = p.failures.GetOr(classOf(who), groups(api.StatusFailed))
 	return d, err
 }
 
@@ -172,8 +228,8 @@ func (p *overviewPage) readHistory(ctx context.Context, minutes int) (historyVie
 }
 
 // summarize fills in what the overview shows of the system.
-func (d *overviewData) summarize(s api.Stats) {
-	d.Stats = &s
+func (d *overviewData) summarize(s statsSample) {
+	d.Stats, d.At = &s.Stats, s.at
 	for _, t := range s.Types {
 		d.Load.Backlog += t.Backlog
 		d.Load.Waiting += t.Waiting
@@ -193,10 +249,71 @@ func (d *overviewData) summarize(s api.Stats) {
 	}
 }
 
-// summarizeAudit fills in the fields of the overview that show the audit.
-func (d *overviewData) summarizeAudit(a api.AuditState) {
-	d.Audit = &a
-	d.Laws, d.Open = openLaws(a)
+// problem is something that somebody should look at.
+type problem struct {
+	Subject    string // an id or a name, before Text; may be ""
+	Text       string
+	Link, Path string // to the page that says more; Path "": there is none for the reader
+}
+
+const (
+	longWait    = 10 * time.Minute // of the oldest waiting job
+	fullMemory  = 85               // percent
+	fewFailures = 10               // in lately
+	lately      = 10 * time.Minute
+)
+
+// healthOf returns what is not well in d, the worst first.
+func healthOf(d overviewData) (all []problem) {
+	add := func(subject, link, path, format string, args ...any) {
+		all = append(all, problem{subject, fmt.Sprintf(format, args...), link, path})
+	}
+	if s := d.Stats; s != nil {
+		for _, role := range d.Missing {
+			add("", "Workers", "/ui/workers", "No live process has the role %s: jobs can't end without it.", role)
+		}
+		for _, t := range s.Types {
+			if t.Backlog > 0 && t.Workers == 0 && !t.Paused {
+				add(t.Type, "Workers", "/ui/workers", "has no worker, and %s.", plural(t.Backlog, "job", "jobs"))
+			}
+		}
+		if m := s.Memory; m.Max > 0 && m.Used > m.Max/100*fullMemory {
+			add("", "Backlog", "/ui/#types-title", "Redis uses %s of its memory.", percent(m.Used, m.Max))
+		}
+		if at := s.OldestWaiting; at != nil && d.At.Sub(*at) > longWait {
+			add("", "Types", "/ui/#types-title", "The oldest waiting job has waited for %s.", duration(d.At.Sub(*at).Seconds()))
+		}
+		if f, ended := d.History.FailedLately, d.History.EndedLately; f > fewFailures && f > ended/100 {
+			path := ""
+			if d.Groups {
+				path = "/ui/dead-letters"
+			}
+			add("", "Dead letters", path, "%s have failed in the last 10 minutes, of %s that ended.",
+				plural(int64(math.Round(f)), "job", "jobs"), count(int64(math.Round(ended))))
+		}
+	}
+	if s := d.system; s != nil {
+		if laws, open := openLaws(s.audit); open > 0 {
+			var names []string
+			for _, law := range laws {
+				names = append(names, law.Name+" "+count(law.Number))
+			}
+			add(strings.Join(names, ", "), "Audit", "/ui/audit", "– the audit has %s.", plural(open, "open violation", "open violations"))
+		}
+		for _, g := range s.breakers {
+			add(g, "Guard", "/ui/guards/"+url.PathEscape(g), "has an open breaker.")
+		}
+		if s.deadCallbacks {
+			add("", "Callbacks", "/ui/callbacks", "Callbacks are dead: they were tried often enough, and are sent again only on request.")
+		}
+		if len(s.limits.PendingPartitions) > 0 {
+			add("", "Limits", "/ui/limits", "The last change of limits is not in effect everywhere.")
+		}
+		if len(s.limits.ProcessesThatDiffer) > 0 {
+			add("", "Limits", "/ui/limits", "The environments of processes have different limits.")
+		}
+	}
+	return all
 }
 
 // Limit returns the global rate limit as text, such as "100/s" or "50 in 5 s".
@@ -208,21 +325,24 @@ func (d overviewData) Limit() string {
 	return fmt.Sprintf("%s in %s", count(max(1, l.RPS*l.WindowMS/1000)), duration(float64(l.WindowMS)/1000))
 }
 
-// AcceptedPerSecond and EndedPerSecond return the present rates of jobs, from the newest point of
-// the history; "–" if it is too old.
-func (d overviewData) AcceptedPerSecond() string {
-	return d.now(func(p api.HistoryPoint) float64 { return p.Accepted })
-}
-
-func (d overviewData) EndedPerSecond() string {
-	return d.now(func(p api.HistoryPoint) float64 { return p.Done + p.Failed })
-}
-
-func (d overviewData) now(value func(api.HistoryPoint) float64) string {
+// DonePerSecond returns the present rate of jobs, as the legend has it; "–" if it is not known.
+func (d overviewData) DonePerSecond() string {
 	if d.History.Now == nil {
 		return "–"
 	}
-	return decimal(value(*d.History.Now))
+	return decimal(d.History.Now.Done)
+}
+
+// Backlog is the legend of the chart of the backlog, from Stats.
+func (d overviewData) Backlog() []drawnLine {
+	var all []drawnLine
+	now := api.HistoryPoint{Gauges: api.Gauges{
+		Waiting: d.Load.Waiting, NonReady: d.Load.NonReady, Ready: d.Load.Ready, InFlight: d.Load.InFlight,
+	}}
+	for _, l := range historyJobs {
+		all = append(all, drawnLine{Name: l.name, Class: l.class, Last: decimal(l.value(now))})
+	}
+	return all
 }
 
 type tenantLoad struct {
@@ -272,14 +392,11 @@ const (
 
 // historyView is what the overview shows of the history.
 type historyView struct {
-	Charts []historyChart    // none: there are no points
-	Now    *api.HistoryPoint // the newest point; nil: it is too old, or there is none
-	Failed int64             // how often a job has failed in the hour before the newest point
-}
-
-type historyChart struct {
-	Label, Title string // Title names the fields of the API
-	Lines        lineChart
+	Rates, Jobs, Delays *lineChart        // nil: there are no points
+	Now                 *api.HistoryPoint // the newest point; nil: it is too old, or there is none
+	Failed              int64             // how often a job has failed in the hour before the newest point
+	// Jobs that have failed or ended in the last minutes (lately).
+	FailedLately, EndedLately float64
 }
 
 // line is a line of a chart of the history.
@@ -288,14 +405,13 @@ type line struct {
 	value       func(api.HistoryPoint) float64
 }
 
-// historyRates and historyJobs list the lines of the two charts: name, CSS class, and the value of
-// a point.
+// historyRates, historyJobs and historyDelays list the lines of the charts: name, CSS class, and the
+// value of a point.
 var (
 	historyRates = []line{
-		{"accepted", "edge", func(p api.HistoryPoint) float64 { return p.Accepted }},
-		{"started", "in-flight", func(p api.HistoryPoint) float64 { return p.Started }},
 		{"done", "done", func(p api.HistoryPoint) float64 { return p.Done }},
 		{"failed", "failed", func(p api.HistoryPoint) float64 { return p.Failed }},
+		{"retried", "non-ready", func(p api.HistoryPoint) float64 { return p.Retried }},
 	}
 	historyJobs = []line{
 		{"waiting", "edge", func(p api.HistoryPoint) float64 { return float64(p.Waiting) }},
@@ -303,7 +419,18 @@ var (
 		{"ready", "ready", func(p api.HistoryPoint) float64 { return float64(p.Ready) }},
 		{"in flight", "in-flight", func(p api.HistoryPoint) float64 { return float64(p.InFlight) }},
 	}
+	historyDelays = []line{
+		{"p50", "in-flight", func(p api.HistoryPoint) float64 { return orNaN(p.StartDelayP50MS) }},
+		{"p99", "non-ready", func(p api.HistoryPoint) float64 { return orNaN(p.StartDelayP99MS) }},
+	}
 )
+
+func orNaN(v *float64) float64 {
+	if v == nil {
+		return math.NaN()
+	}
+	return *v
+}
 
 // newHistoryView returns the view of the `minutes` before the newest point of a history. h must
 // have at least the last hour, because failed jobs are counted over that time.
@@ -319,35 +446,42 @@ func newHistoryView(h api.History, minutes int, now time.Time) historyView {
 	}
 	failed := 0.0
 	for i, p := range h.Points {
-		if newest.T.Sub(p.T) < failedHours {
-			since := step
-			if i > 0 {
-				since = p.T.Sub(h.Points[i-1].T)
-			}
-			failed += p.Failed * min(since, failedHours).Seconds()
+		age := newest.T.Sub(p.T)
+		if age >= failedHours {
+			continue
+		}
+		since := step
+		if i > 0 {
+			since = p.T.Sub(h.Points[i-1].T)
+		}
+		failed += p.Failed * min(since, failedHours).Seconds()
+		if age < lately {
+			v.FailedLately += p.Failed * min(since, lately).Seconds()
+			v.EndedLately += (p.Done + p.Failed) * min(since, lately).Seconds()
 		}
 	}
 	v.Failed = int64(math.Round(failed))
 	columns := columnsOf(h.Points, newest.T.Add(-time.Duration(minutes)*time.Minute), step)
-	for _, c := range []historyChart{
-		{Label: "Jobs per second", Title: "history: accepted, started, done, failed"},
-		{Label: "Jobs that have not ended", Title: "history: waiting, non_ready, ready, in_flight"},
-	} {
-		lines := historyRates
-		if len(v.Charts) > 0 {
-			lines = historyJobs
-		}
-		var series []lineSeries
-		for _, l := range lines {
-			series = append(series, lineSeries{Name: l.name, Class: l.class, Points: l.points(columns)})
-		}
-		var ok bool
-		if c.Lines, ok = newLineChart(historyWidth, historyHeight, series, decimal); !ok {
-			return historyView{Now: v.Now, Failed: v.Failed}
-		}
-		v.Charts = append(v.Charts, c)
-	}
+	v.Rates = newHistoryChart(true, historyRates, columns, newest)
+	v.Jobs = newHistoryChart(true, historyJobs, columns, newest)
+	v.Delays = newHistoryChart(false, historyDelays, columns, newest)
 	return v
+}
+
+// newHistoryChart returns a chart with the newest point in its legend; nil if it has no values.
+func newHistoryChart(stacked bool, lines []line, columns []column, newest api.HistoryPoint) *lineChart {
+	var series []lineSeries
+	for _, l := range lines {
+		series = append(series, lineSeries{Name: l.name, Class: l.class, Points: l.points(columns)})
+	}
+	c, ok := newLineChart(historyWidth, historyHeight, stacked, series, decimal)
+	if !ok {
+		return nil
+	}
+	for i, l := range lines {
+		c.Lines[i].Last = decimal(l.value(newest))
+	}
+	return &c
 }
 
 // column is one point of a chart's line: the average of several points of the history. A column
@@ -384,15 +518,17 @@ func columnsOf(points []api.HistoryPoint, from time.Time, step time.Duration) (a
 	return all
 }
 
-// points returns the average of the line's values in each column; NaN for a column without points.
+// points returns the average of the line's values in each column; NaN for a column without values.
 func (l line) points(columns []column) []linePoint {
 	all := make([]linePoint, len(columns))
 	for i, c := range columns {
-		sum := 0.0
+		sum, n := 0.0, 0.0
 		for _, p := range c.points {
-			sum += l.value(p)
+			if v := l.value(p); !math.IsNaN(v) {
+				sum, n = sum+v, n+1
+			}
 		}
-		all[i] = linePoint{T: c.at, Value: sum / float64(len(c.points))} // NaN without a point
+		all[i] = linePoint{T: c.at, Value: sum / n}
 	}
 	return all
 }

@@ -26,7 +26,7 @@ func (f *fakeBackend) History(_ context.Context, minutes int) (h api.History, er
 	for i := range 30 {
 		p := api.HistoryPoint{
 			T: newest.Add(time.Duration(i-29) * 10 * time.Second), Accepted: 1234, Started: 40, Done: 30,
-			Gauges: api.Gauges{Waiting: 4000, NonReady: 300, Ready: 20, InFlight: 10},
+			Gauges: api.Gauges{Waiting: 4000, NonReady: 300, Ready: 20, InFlight: 10}, StartDelayP50MS: new(1.5), StartDelayP99MS: new(99.0),
 		}
 		if i >= 28 {
 			p.Failed = 2.5
@@ -81,25 +81,25 @@ func TestOverviewOfTheLastHours(t *testing.T) {
 	w.backend.sound = true
 	d := w.page("/ui/")
 	for _, want := range []string{
-		"Accepted per second 1,234", "Ended per second 32.5", "Dead letters 1,234 50/h", "Audit ok",
-		"UTC: accepted 1,234, started 40, done 30, failed 0", "accepted 1,234 started 40 done 30 failed 2.5", "waiting 4,000 non-ready 300 ready 20 in flight 10",
+		"Done per second 30", "Failed in the last hour 50", "UTC done 30 failed 0 retried 0", "done 30 failed 2.5 retried 0",
+		"waiting 1,001 non-ready 300 ready 200 in flight 10", "p50 1.5 p99 99", "counted 2026-01-02 03:04:05 UTC",
 		"acme 4,321 12 7.2 2 7.2 of 25", "globex 4,320 12 50 2 50 of 25", "initech 4,319 12 7.2 2 no limit", "j 4,312",
 	} {
 		require.Contains(t, d.text, want)
 	}
 	require.NotContains(t, d.text, "k 4,311", "there are ten tenants")
 	require.NotContains(t, d.text, "open violation")
-	lines, titles := 0, ""
-	for _, n := range d.all("polyline") {
+	titles := ""
+	for _, n := range append(d.all("polyline"), d.all("polygon")...) {
 		require.NotEmpty(t, attribute(n, "points"))
-		lines++
 	}
-	require.Equal(t, 8, lines)
+	require.Len(t, d.all("polyline"), 2)
+	require.Len(t, d.all("polygon"), 7)
 	for _, n := range d.all("") {
 		titles += attribute(n, "title") + "\n"
 	}
 	for _, want := range []string{
-		"history: accepted of the newest point", "history: done + failed", "audit: ok", "history: waiting, non_ready, ready, in_flight",
+		"history: done of the newest point", "history: done, failed, retried", "stats: types[].waiting, non_ready, ready, in_flight",
 		"jobs_per_second · window.window_ms, of window.limit",
 	} {
 		require.Contains(t, titles, want)
@@ -124,7 +124,7 @@ func TestOverviewOfTheLastHours(t *testing.T) {
 	empty := newTestConsole(t)
 	empty.backend.groups = nil
 	d = empty.page("/ui/")
-	for _, want := range []string{"bulkaction watcher", "No tenant has unfinished jobs", "Accepted per second –", "Ended per second –"} {
+	for _, want := range []string{"bulkaction watcher", "No tenant has unfinished jobs", "Done per second –", "No job has started in this time."} {
 		require.Contains(t, d.text, want)
 	}
 }
@@ -145,10 +145,9 @@ func TestOverviewOfTheAudit(t *testing.T) {
 		return w.page("/ui/")
 	}
 	d := show(api.AuditState{ByLaw: map[string]int64{"location": 1200, "conservation": 1, hostile: 3, "none": 0}})
-	require.Contains(t, d.text, "1,204 open violations : "+hostile+" 3, conservation 1, location 1,200.")
-	require.Contains(t, d.text, "Audit 1,204 open violations")
+	require.Contains(t, d.text, hostile+" 3, conservation 1, location 1,200 – the audit has 1,204 open violations.")
 	require.NotContains(t, d.text, "none 0")
-	require.Contains(t, show(api.AuditState{}).text, "Audit – not all partitions were looked at")
+	require.NotContains(t, show(api.AuditState{}).text, "open violation")
 }
 
 // TestOverviewRights: for seven keys, whether the overview's page and stream show the figures of
@@ -165,17 +164,18 @@ func TestOverviewRights(t *testing.T) {
 			w := as(t, c.who)
 			w.keys.keys[c.who.KeyID] = c.who
 			d := w.page("/ui/")
-			require.Equal(t, c.system, strings.Contains(d.text, "Accepted per second"))
+			require.Equal(t, c.system, strings.Contains(d.text, "Done per second"))
 			require.Equal(t, c.tenants, strings.Contains(d.text, "globex"))
-			require.Equal(t, c.tenants, strings.Contains(d.text, "Audit"))
+			require.Equal(t, c.tenants, strings.Contains(d.text, "the audit has"))
 			token, _ := w.sessions.Create(t.Context(), c.who)
 			_, data, ok := w.follow(w.server(), "overview", token).next()
 			require.True(t, ok)
 			require.Equal(t, c.tenants, strings.Contains(fmt.Sprint(data), "globex"))
-			require.Equal(t, c.system, strings.Contains(fmt.Sprint(data), "Accepted per second"))
+			require.Equal(t, c.system, strings.Contains(fmt.Sprint(data), "Done per second"))
 			if !c.tenants {
 				require.Empty(t, w.backend.callsOf("busiest"))
 				require.Empty(t, w.backend.callsOf("audit"))
+				require.Empty(t, w.backend.callsOf("guards"))
 			}
 			if !c.system {
 				require.Empty(t, w.backend.callsOf("history"))
@@ -190,7 +190,8 @@ func TestOverviewRights(t *testing.T) {
 func TestOverviewReadsLittle(t *testing.T) {
 	w := parallel(t)
 	w.console.overview.history.TTL = time.Hour
-	w.console.overview.audit.TTL = time.Hour
+	w.console.overview.system.TTL = time.Hour
+	w.console.overview.stats.TTL = time.Hour
 	w.console.overview.busiest.TTL = time.Hour
 	w.console.overview.failures.TTL = time.Hour
 	w.page("/ui/")
@@ -198,7 +199,7 @@ func TestOverviewReadsLittle(t *testing.T) {
 	s := w.follow(w.server(), "overview", "")
 	_, all, ok := s.next()
 	require.True(t, ok)
-	require.Len(t, all, 7)
+	require.Len(t, all, 11)
 	w.backend.set(func() { delete(w.backend.groups, "running-1") })
 	_, changed, ok := s.next()
 	require.True(t, ok)
@@ -214,6 +215,51 @@ func TestOverviewReadsLittle(t *testing.T) {
 		}
 	}
 	require.Equal(t, 1, failed)
+}
+
+// TestHealth: each thing that is not well has its sentence and a link; otherwise the overview says that
+// all is well.
+func TestHealth(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	old := now.Add(-time.Hour)
+	well := func() overviewData {
+		return overviewData{Stats: &api.Stats{}, At: now, Groups: true, system: &systemState{}}
+	}
+	for want, change := range map[string]func(d *overviewData){
+		"No live process has the role fetcher":         func(d *overviewData) { d.Missing = []string{"fetcher"} },
+		"has no worker, and 7 jobs.":                   func(d *overviewData) { d.Stats.Types = []api.TypeStats{{Type: "T", Backlog: 7}} },
+		"Redis uses 90% of its memory.":                func(d *overviewData) { d.Stats.Memory = api.RedisMemory{Used: 900, Max: 1000} },
+		"The oldest waiting job has waited for 1 h.":   func(d *overviewData) { d.Stats.OldestWaiting = &old },
+		"11 jobs have failed in the last 10 minutes":   func(d *overviewData) { d.History.FailedLately, d.History.EndedLately = 11, 1000 },
+		"the audit has 2 open violations":              func(d *overviewData) { d.system.audit.ByLaw = map[string]int64{"location": 2} },
+		"has an open breaker.":                         func(d *overviewData) { d.system.breakers = []string{"pool/smtp"} },
+		"Callbacks are dead":                           func(d *overviewData) { d.system.deadCallbacks = true },
+		"The last change of limits is not in effect":   func(d *overviewData) { d.system.limits.PendingPartitions = []int{1} },
+		"The environments of processes have different": func(d *overviewData) { d.system.limits.ProcessesThatDiffer = make([]api.ProcessLimits, 2) },
+	} {
+		d := well()
+		change(&d)
+		all := healthOf(d)
+		require.Len(t, all, 1, want)
+		require.Contains(t, all[0].Text, want)
+		require.NotEmpty(t, all[0].Path, want)
+	}
+	for name, change := range map[string]func(d *overviewData){
+		"nothing":      func(*overviewData) {},
+		"paused":       func(d *overviewData) { d.Stats.Types = []api.TypeStats{{Type: "T", Backlog: 7, Paused: true}} },
+		"no limit":     func(d *overviewData) { d.Stats.Memory.Used = 1 << 40 },
+		"few failures": func(d *overviewData) { d.History.FailedLately, d.History.EndedLately = 10, 10 },
+		"rare ones":    func(d *overviewData) { d.History.FailedLately, d.History.EndedLately = 100, 10_000 },
+	} {
+		d := well()
+		change(&d)
+		d.Problems = healthOf(d)
+		require.Empty(t, d.Problems, name)
+		html, err := newTestConsole(t).console.renderRegions("overview", admin, "", d)
+		require.NoError(t, err)
+		require.Contains(t, string(html["missing"]), "All is well.")
+	}
 }
 
 // TestHistoryView: a history of 360 to 1440 points makes two charts: a line has at most
@@ -236,10 +282,10 @@ func TestHistoryView(t *testing.T) {
 	for minutes, h := range map[int]api.History{15: full(360, 10*time.Second), 60: full(360, 10*time.Second), 360: full(1080, 20*time.Second), 1440: full(1440, time.Minute)} {
 		v := newHistoryView(h, minutes, now)
 		require.NotNil(t, v.Now)
-		require.Len(t, v.Charts, 2)
-		n := len(strings.Fields(v.Charts[0].Lines.Lines[0].Paths[0]))
+		n := len(strings.Fields(v.Rates.Lines[0].Paths[0])) / 2
 		require.GreaterOrEqual(t, n, historyPoints/2, minutes)
 		require.LessOrEqual(t, n, historyPoints+2, minutes)
+		require.Nil(t, v.Delays)
 		html, err := c.renderRegions("overview", admin, "", overviewData{History: v, Tenants: true})
 		require.NoError(t, err)
 		require.Less(t, len(html["history"]), 24_000, minutes)
@@ -256,9 +302,10 @@ func TestHistoryView(t *testing.T) {
 	v := newHistoryView(h, 60, now.Add(2*time.Minute))
 	require.Nil(t, v.Now, "the newest point is two minutes old")
 	require.EqualValues(t, 3600, v.Failed)
-	require.Len(t, v.Charts[0].Lines.Lines[0].Paths, 2, "a gap is not drawn")
-	require.Len(t, newHistoryView(h, 15, now).Charts[0].Lines.Lines[0].Paths, 1)
-	require.Empty(t, newHistoryView(api.History{}, 60, now).Charts)
+	require.InDelta(t, 600, v.FailedLately, 1)
+	require.Len(t, v.Rates.Lines[0].Paths, 2, "a gap is not drawn")
+	require.Len(t, newHistoryView(h, 15, now).Rates.Lines[0].Paths, 1)
+	require.Empty(t, newHistoryView(api.History{}, 60, now))
 }
 
 // TestPermitsOfAWindow: the global limit is shown as permits a second, and for a window of less

@@ -17,9 +17,11 @@ import (
 )
 
 const (
-	tenantsPage  = 50
-	tenantsBusy  = 100 // most tenants of the list by load
-	tenantGroups = 10
+	tenantsPage    = 50
+	tenantsBusy    = 100 // most tenants of the list by load
+	tenantGroups   = 10
+	tenantFailures = 5
+	tenantMinutes  = 60 // of the history
 	// listInterval is how often an open page reads a list in which each row needs reads of its own.
 	listInterval = 5 * time.Second
 )
@@ -91,6 +93,35 @@ type tenantData struct {
 type tenantRest struct {
 	Groups   []api.Group        // the newest
 	Callback api.TenantCallback // with the URL "": the tenant has no endpoint
+	// Rates and Jobs are charts of the last hour; nil: the tenant was not among the busiest.
+	Rates, Jobs *lineChart
+	Failures    []api.DeadLetter // the newest
+	Oldest      string           // of its newest running groups, the oldest; "": none runs
+	Why         api.Why          // of Oldest
+}
+
+// tenantRates and tenantJobs list the lines of the charts of a tenant.
+var (
+	tenantRates = []line{{"jobs per second", "done", func(p api.HistoryPoint) float64 { return p.Done }}}
+	tenantJobs  = []line{
+		{"non-ready", "non-ready", func(p api.HistoryPoint) float64 { return float64(p.NonReady) }},
+		{"other unfinished", "edge", func(p api.HistoryPoint) float64 { return float64(p.Waiting) }},
+	}
+)
+
+// addHistory fills in the charts.
+func (r *tenantRest) addHistory(h api.TenantHistory) {
+	if len(h.Points) == 0 {
+		return
+	}
+	points := make([]api.HistoryPoint, len(h.Points))
+	for i, p := range h.Points {
+		points[i] = api.HistoryPoint{T: p.T, Done: p.JobsPerSecond}
+		points[i].NonReady, points[i].Waiting = p.NonReady, max(0, p.Unfinished-p.NonReady)
+	}
+	newest := points[len(points)-1]
+	columns := columnsOf(points, points[0].T.Add(-time.Second), time.Duration(h.StepSeconds)*time.Second)
+	r.Rates, r.Jobs = newHistoryChart(true, tenantRates, columns, newest), newHistoryChart(true, tenantJobs, columns, newest)
 }
 
 // settings are the names of the fields in the form with a tenant's settings.
@@ -156,8 +187,30 @@ func (p tenantPages) rest(ctx context.Context, id string) (rest tenantRest, err 
 		return rest, err
 	}
 	rest.Groups = l.Groups
-	if rest.Callback, err = p.backend.Callback(ctx, id); errors.Is(err, api.ErrNotFound) {
-		return tenantRest{l.Groups, api.TenantCallback{Events: api.DefaultCallbackEvents}}, nil
+	rest.Callback, err = p.backend.Callback(ctx, id)
+	if errors.Is(err, api.ErrNotFound) {
+		rest.Callback, err = api.TenantCallback{Events: api.DefaultCallbackEvents}, nil
+	}
+	if err != nil {
+		return rest, err
+	}
+	h, err := p.backend.TenantHistory(ctx, id, tenantMinutes)
+	if err != nil && !errors.Is(err, api.ErrNotFound) { // it may have been deleted
+		return rest, err
+	}
+	rest.addHistory(h)
+	letters, err := p.backend.DeadLetters(ctx, messages.DeadLetterQuery{Tenant: id, Limit: tenantFailures})
+	if err != nil {
+		return rest, err
+	}
+	rest.Failures = letters.DeadLetters
+	l, err = p.backend.Groups(ctx, messages.ListQuery{Tenant: id, Status: api.StatusRunning, Limit: tenantGroups})
+	if err != nil || len(l.Groups) == 0 {
+		return rest, err
+	}
+	rest.Oldest = l.Groups[len(l.Groups)-1].ID
+	if rest.Why, err = p.backend.Why(ctx, rest.Oldest); errors.Is(err, api.ErrNotFound) {
+		err = nil
 	}
 	return rest, err
 }

@@ -52,6 +52,18 @@ func (f *fakeBackend) Tenant(ctx context.Context, id string) (api.Tenant, error)
 	return t, f.err
 }
 
+// TenantHistory has three points of the tenant acme.
+func (f *fakeBackend) TenantHistory(_ context.Context, id string, _ int) (api.TenantHistory, error) {
+	h := api.TenantHistory{StepSeconds: 20}
+	for i := range 3 {
+		if id == "acme" {
+			at := created.Add(time.Duration(i) * 20 * time.Second)
+			h.Points = append(h.Points, api.TenantHistoryPoint{T: at, Unfinished: 10, NonReady: 4, JobsPerSecond: 1.5})
+		}
+	}
+	return h, f.err
+}
+
 func (f *fakeBackend) PatchTenant(ctx context.Context, id string, p api.TenantPatch) (api.Tenant, error) {
 	text, err := json.Marshal(p)
 	if err != nil {
@@ -214,7 +226,8 @@ func TestTenantsLive(t *testing.T) {
 	require.True(t, ok)
 	require.Contains(t, data["load"], "4,321")
 	require.Contains(t, data["groups"], "failed-1")
-	require.Contains(t, data["settings"], "/ui/tenants/acme/pause")
+	require.Contains(t, data["pause"], "/ui/tenants/acme/pause")
+	require.Contains(t, data["charts"], "<polygon")
 	require.NotContains(t, fmt.Sprint(data), "<input")
 	w.backend.set(func() { w.backend.groups = nil })
 	require.Equal(t, http.StatusNotFound, w.follow(server, "tenant:acme", login(globex)).status)
@@ -264,7 +277,14 @@ func TestTenant(t *testing.T) {
 	require.NotContains(t, own.page("/ui/tenants/acme").actions(), "/ui/tenants/acme")
 	require.Equal(t, http.StatusNotFound, own.get("/ui/tenants/globex").Code)
 	require.Equal(t, http.StatusForbidden, own.post("/ui/tenants/acme", url.Values{"weight": {"3"}}).Code)
-	require.Empty(t, own.backend.calls)
+	require.Empty(t, own.backend.callsOf("patch"))
+
+	d = w.page("/ui/tenants/acme")
+	require.Contains(t, d.text, "Why its jobs wait: running-1 , of its running groups the oldest: the tenant has no permit left <b>")
+	require.Contains(t, d.text, "jobs per second 1.5 Unfinished jobs")
+	require.Contains(t, d.text, "failed-1.7 "+hostile)
+	d = w.page("/ui/tenants/globex")
+	require.Contains(t, d.text, "Only the busiest tenants have charts.")
 
 	w.backend.groups = nil
 	require.Contains(t, w.page("/ui/tenants/acme").text, "The tenant has no groups.")

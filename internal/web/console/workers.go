@@ -256,7 +256,7 @@ func (d *auditData) summarize() {
 		}
 	}
 	slices.SortStableFunc(d.Shown, func(a, b api.AuditedPartition) int { // those that need a look first
-		return cmp.Compare(healthOf(a), healthOf(b))
+		return cmp.Compare(urgency(a), urgency(b))
 	})
 	if len(d.Shown) > auditPartitions {
 		d.More = len(d.Shown) - auditPartitions
@@ -264,7 +264,7 @@ func (d *auditData) summarize() {
 	}
 }
 
-func healthOf(p api.AuditedPartition) int {
+func urgency(p api.AuditedPartition) int {
 	switch {
 	case p.Leader == "":
 		return 0

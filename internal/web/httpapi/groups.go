@@ -301,19 +301,42 @@ func (s *server) getStats(r *http.Request) (api.Stats, error) {
 const defaultHistory = 60
 
 func getHistory(b Backend) func(*http.Request) (api.History, error) {
-	return func(r *http.Request) (h api.History, err error) {
-		minutes := defaultHistory
-		if v := r.URL.Query().Get("minutes"); v != "" {
-			minutes, err = strconv.Atoi(v)
+	return func(r *http.Request) (api.History, error) {
+		minutes, err := minutesOf(r, api.MaxHistoryMinutes)
+		if err != nil {
+			return api.History{}, err
 		}
-		if err != nil || minutes < api.MinHistoryMinutes || minutes > api.MaxHistoryMinutes {
-			return h, invalidField("minutes",
-				fmt.Sprintf("must be %d to %d", api.MinHistoryMinutes, api.MaxHistoryMinutes))
-		}
-		h, err = b.History(r.Context(), minutes)
+		h, err := b.History(r.Context(), minutes)
 		h.Points = orEmpty(h.Points)
 		return h, err
 	}
+}
+
+func getTenantHistory(b Backend) func(*http.Request) (api.TenantHistory, error) {
+	return func(r *http.Request) (h api.TenantHistory, err error) {
+		id, err := pathID(r)
+		if err != nil {
+			return h, err
+		}
+		minutes, err := minutesOf(r, defaultHistory)
+		if err != nil {
+			return h, err
+		}
+		h, err = b.TenantHistory(r.Context(), id, minutes)
+		h.Points = orEmpty(h.Points)
+		return h, err
+	}
+}
+
+func minutesOf(r *http.Request, most int) (minutes int, err error) {
+	minutes = defaultHistory
+	if v := r.URL.Query().Get("minutes"); v != "" {
+		minutes, err = strconv.Atoi(v)
+	}
+	if err != nil || minutes < api.MinHistoryMinutes || minutes > most {
+		return 0, invalidField("minutes", fmt.Sprintf("must be %d to %d", api.MinHistoryMinutes, most))
+	}
+	return minutes, nil
 }
 
 func getAudit(b Backend) func(*http.Request) (api.AuditState, error) {

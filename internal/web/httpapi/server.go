@@ -324,6 +324,8 @@ func (s *server) routes() []route {
 		{method: get, path: "/v1/tenants", scope: auth.Read, object: ownInList, serve: show(s.listTenants),
 			query: append([]string{"groups", "sort"}, page...)},
 		{method: get, path: tenant, scope: auth.Read, object: tenantInPath, serve: showByID(s.Backend.Tenant)},
+		{method: get, path: tenant + "/history", scope: auth.Read, object: tenantInPath,
+			serve: show(getTenantHistory(s.Backend)), query: []string{"minutes"}},
 		{method: put, path: tenant, scope: auth.Tenants, object: tenantInPath,
 			serve: show(changed(s, "id", decodeSettings, setTenant(s.Backend), jsonType))},
 		{method: patch, path: tenant, scope: auth.Tenants, object: tenantInPath,

@@ -212,10 +212,11 @@ func (c *Controller) readMemory(ctx context.Context, until time.Time) error {
 	if c.cfg.MaxMemoryRatio <= 0 {
 		return nil
 	}
-	ratio, err := retry(ctx, until, c.memoryRatio)
+	used, err := retry(ctx, until, func(ctx context.Context) (api.RedisMemory, error) { return Memory(ctx, c.conn) })
 	if err != nil {
 		return err
 	}
+	ratio := Ratio(used)
 	m := &c.memory
 	now := time.Now()
 	if elapsed := now.Sub(m.readAt); !m.readAt.IsZero() && elapsed < time.Minute {
@@ -226,23 +227,33 @@ func (c *Controller) readMemory(ctx context.Context, until time.Time) error {
 	return nil
 }
 
-// memoryRatio returns the used part of the memory of the fullest server; 0: no server has a limit.
-func (c *Controller) memoryRatio(ctx context.Context) (ratio float64, err error) {
-	var mu sync.Mutex // guards ratio
-	err = c.conn.Shards(ctx, func(ctx context.Context, shard redis.UniversalClient) error {
+// Memory returns the use of the memory of the fullest server; of a server without a limit, only if no
+// server has one.
+func Memory(ctx context.Context, conn *redisx.Conn) (fullest api.RedisMemory, err error) {
+	var mu sync.Mutex // guards fullest
+	err = conn.Shards(ctx, func(ctx context.Context, shard redis.UniversalClient) error {
 		info, err := shard.Info(ctx, "memory").Result()
 		if call.IsUnavailable(err) {
 			return err
 		}
+		mu.Lock()
+		defer mu.Unlock()
 		// The embedded server of dev and demo reports no maxmemory.
-		if limit := infoField(info, "maxmemory"); limit > 0 {
-			mu.Lock()
-			defer mu.Unlock()
-			ratio = max(ratio, float64(infoField(info, "used_memory"))/float64(limit))
+		m := api.RedisMemory{Used: infoField(info, "used_memory"), Max: infoField(info, "maxmemory")}
+		if Ratio(m) > Ratio(fullest) || fullest.Max == 0 && (m.Max > 0 || m.Used > fullest.Used) {
+			fullest = m
 		}
 		return nil
 	})
-	return ratio, err
+	return fullest, err
+}
+
+// Ratio returns the used part of a memory; 0: it has no limit.
+func Ratio(m api.RedisMemory) float64 {
+	if m.Max <= 0 {
+		return 0
+	}
+	return float64(m.Used) / float64(m.Max)
 }
 
 func infoField(info, name string) int64 {
