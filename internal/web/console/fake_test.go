@@ -48,6 +48,7 @@ type fakeBackend struct {
 	// afterPage, unless nil, is called after the first page of failed jobs was read.
 	afterPage func()
 	mapReads  int
+	jobQuery  messages.JobQuery // of the last call of Jobs
 	stages    []api.StageStatus // which Stats returns too, beside its fixed ones
 	deadline  time.Time         // of the last call of Groups
 	limits    *api.Limits       // which Limits returns; nil: those of a fixed answer
@@ -135,6 +136,9 @@ func (f *fakeBackend) Why(context.Context, string) (api.Why, error) {
 }
 
 func (f *fakeBackend) Jobs(_ context.Context, group string, q messages.JobQuery) (api.JobList, error) {
+	if f.set(func() { f.jobQuery = q }); q.Key == "none" {
+		return api.JobList{}, nil
+	}
 	return api.JobList{Jobs: []api.Job{{
 		Group: group, Ordinal: 7, State: q.State, Attempts: 1,
 		LastError: &api.JobError{Code: "PERMANENT", Error: hostile, Attempt: 1, At: created},
@@ -188,7 +192,12 @@ func (f *fakeBackend) Cancel(_ context.Context, id string) (api.Accepted, error)
 }
 
 func (f *fakeBackend) Retry(_ context.Context, id string, c api.RetryChoice) (api.Accepted, error) {
-	return f.command(strings.TrimSpace(fmt.Sprint("retry ", strings.Join(c.Codes, ","))), id)
+	jobs := strings.Trim(fmt.Sprint(c.Jobs), "[]")
+	return f.command(strings.TrimSpace(fmt.Sprint("retry ", strings.Join(c.Codes, ","), jobs)), id)
+}
+
+func (f *fakeBackend) CancelJob(_ context.Context, id string, ordinal int64) (api.Job, error) {
+	return api.Job{}, f.call("cancel job %s %d", id, ordinal)
 }
 
 func (f *fakeBackend) Seal(_ context.Context, id string, _ *int64) (api.Accepted, error) {

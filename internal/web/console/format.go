@@ -199,6 +199,8 @@ var notices = map[string]string{
 	"cancel":         "The group is cancelled.",
 	"retry":          "The failed jobs run again.",
 	"seal":           "The group is sealed: it gets no more jobs.",
+	"job-retry":      "The job runs again.",
+	"job-cancel":     "The job is cancelled.",
 	"submitted":      "The group was submitted. This page follows it.",
 	"key-revoked":    "The key is revoked: all processes refuse it within ten seconds.",
 	"limits-changed": "The limits are changed, and in effect in all partitions.",

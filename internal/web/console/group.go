@@ -5,11 +5,9 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"fmt"
 	"maps"
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -60,8 +58,23 @@ func (p groupPages) group(r *http.Request) (view, error) {
 		return view{}, err
 	}
 	data, err := p.reader(id)(r.Context())
-	return view{name: "group", title: "Group " + id, data: data, topic: "group:" + id}, err
+	if err != nil {
+		return view{}, err
+	}
+	title := titleOf(data.(groupData).Group)
+	return view{name: "group", title: "Group " + title, data: data, topic: "group:" + id}, nil
 }
+
+// titleOf returns what people call a group: its name, or its tenant and when it was created.
+func titleOf(g api.Group) string {
+	if created := g.Timestamps["created"]; g.Name == "" && !created.IsZero() {
+		return g.Tenant + " · " + created.UTC().Format("2006-01-02 15:04 UTC")
+	}
+	return cmp.Or(g.Name, g.ID)
+}
+
+// Title is what people call the group.
+func (g groupData) Title() string { return titleOf(g.Group) }
 
 func (p groupPages) openGroup(ctx context.Context, id string) (func(context.Context) (any, error), error) {
 	if !api.ValidID(id) {
@@ -263,58 +276,6 @@ func (a *aggregate) distribution(numbers map[string]float64) bool {
 	return true
 }
 
-type jobData struct {
-	api.Job
-	Result string // the job's result, with line breaks
-}
-
-func (p groupPages) job(r *http.Request) (view, error) {
-	id, err := pathID(r, "id")
-	if err != nil {
-		return view{}, err
-	}
-	ordinal, err := ordinalOf(id, r.PathValue("ordinal"))
-	if err != nil {
-		return view{}, err
-	}
-	data, err := p.readJob(r.Context(), id, ordinal)
-	if err != nil {
-		return view{}, err
-	}
-	topic := fmt.Sprintf("job:%s/%d", id, ordinal)
-	return view{name: "job", title: fmt.Sprintf("Job %d of %s", ordinal, id), data: data, topic: topic}, nil
-}
-
-func (p groupPages) openJob(ctx context.Context, arg string) (func(context.Context) (any, error), error) {
-	id, text, _ := strings.Cut(arg, "/")
-	ordinal, err := ordinalOf(id, text)
-	if err != nil || !api.ValidID(id) {
-		return nil, api.ErrNotFound
-	}
-	read := func(ctx context.Context) (any, error) { return p.readJob(ctx, id, ordinal) }
-	_, err = read(ctx)
-	return read, unlessAway(err)
-}
-
-// ordinalOf returns the ordinal of a job from a path. If the text is no ordinal, the error is
-// api.ErrNotFound.
-func ordinalOf(group, text string) (int64, error) {
-	ordinal, err := strconv.ParseUint(text, 10, 63)
-	if err != nil {
-		return 0, fmt.Errorf("job %.32q of group %s: %w", text, group, api.ErrNotFound)
-	}
-	return int64(ordinal), nil
-}
-
-func (p groupPages) readJob(ctx context.Context, group string, ordinal int64) (jobData, error) {
-	j, err := p.backend.Job(ctx, group, ordinal)
-	d := jobData{Job: j}
-	if len(j.Result) > 0 {
-		d.Result = indented(j.Result)
-	}
-	return d, err
-}
-
 // indented returns JSON with line breaks and indentation. It does not change values.
 func indented(text json.RawMessage) string {
 	var b bytes.Buffer
@@ -322,20 +283,6 @@ func indented(text json.RawMessage) string {
 		return string(text)
 	}
 	return b.String()
-}
-
-// goToJob redirects the browser to the page of the job whose ordinal is in the query parameter
-// ordinal.
-func (p groupPages) goToJob(r *http.Request) (view, error) {
-	id, err := pathID(r, "id")
-	if err != nil {
-		return view{}, err
-	}
-	ordinal, err := strconv.ParseUint(strings.TrimSpace(r.URL.Query().Get("ordinal")), 10, 63)
-	if err != nil {
-		return view{}, invalid("The ordinal", "must be a whole number from 0")
-	}
-	return view{}, redirectError(fmt.Sprintf("%s/groups/%s/jobs/%d", root, id, ordinal))
 }
 
 const (

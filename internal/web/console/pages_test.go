@@ -24,7 +24,7 @@ import (
 // paths are the addresses of the pages that these tests look at, also of two that do not exist.
 var paths = []string{
 	"/ui/", "/ui/groups", "/ui/groups?tenant=acme&status=failed&cursor=x", "/ui/groups/failed-1", "/ui/groups/running-1",
-	"/ui/groups/running-1/jobs/7", "/ui/groups/failed-1/failures", "/ui/submit",
+	"/ui/groups/running-1/jobs/7", "/ui/groups/failed-1/jobs?state=failed", "/ui/groups/failed-1/failures", "/ui/submit",
 	"/ui/dead-letters", "/ui/callbacks", "/ui/callbacks?state=pending", "/ui/rejected?data=true", "/ui/tenants", "/ui/tenants/acme", "/ui/tenants/globex",
 	"/ui/guards", "/ui/guards/pool%2Fsmtp", "/ui/guards/lock%2Freport?state=off", "/ui/rooms", "/ui/rooms/sale", "/ui/rooms/closed",
 	"/ui/limits", "/ui/limits?type=HTTP", "/ui/workers", "/ui/audit", "/ui/activity?actor=key_a", "/ui/keys", "/ui/groups/unknown", "/ui/nothing", "/ui/?done=groups&n=3&failed=1",
@@ -291,10 +291,10 @@ func TestGroup(t *testing.T) {
 }
 
 // TestWithoutPayloads: the page of a job says to a reader without the right to payloads that it
-// shows no results and error texts, and says nothing of it to an operator with this right.
+// shows no payloads, results and error texts, and says nothing of it to an operator with this right.
 func TestWithoutPayloads(t *testing.T) {
 	t.Parallel()
-	require.Contains(t, as(t, reader).page("/ui/groups/failed-1/jobs/7").text, "Your key does not show results and error texts.")
+	require.Contains(t, as(t, reader).page("/ui/groups/failed-1/jobs/7").text, "Your key does not show payloads, results and error texts.")
 	require.NotContains(t, as(t, operator).page("/ui/groups/failed-1/jobs/7").text, "Your key does not")
 }
 
