@@ -83,7 +83,9 @@ func New(shared httpapi.Shared, o Options) *Console {
 	for _, a := range c.allActions() {
 		c.mux.HandleFunc(http.MethodPost+" "+root+a.path, c.authorized(a.scope, c.serveAction(a)))
 	}
-	c.mux.HandleFunc("GET "+root+"/groups/{id}/failures.ndjson", c.authorized(auth.Read, failuresPage{c}.download))
+	for _, file := range downloads {
+		c.mux.HandleFunc("GET "+root+"/groups/{id}/"+file, c.authorized(auth.Read, c.serveDownload(file)))
+	}
 	c.mux.HandleFunc("GET "+root+"/events", c.live.serve)
 	c.mux.HandleFunc("GET "+root+assetsPath, serveAsset)
 	login := loginPage{c}
@@ -231,6 +233,7 @@ func (c *Console) allActions() []action {
 		{path: "/limits", scope: auth.System, do: limits.changeGlobal, page: limits.view},
 		{path: "/limits/{type}", scope: auth.System, do: limits.changeType, page: limits.view},
 		{path: "/submit", scope: auth.Submit, file: true, do: submit.submit, page: submit.form},
+		{path: "/groups/{id}/again", scope: auth.Submit, file: true, do: submit.again},
 		{path: "/groups", scope: auth.Control, do: groups.controlSome},
 		{path: "/groups/{id}/jobs/{ordinal}/retry", scope: auth.Control, do: groups.retryJob},
 		{path: "/groups/{id}/jobs/{ordinal}/cancel", scope: auth.Control, do: groups.cancelJob},

@@ -48,6 +48,8 @@ type fakeBackend struct {
 	// afterPage, unless nil, is called after the first page of failed jobs was read.
 	afterPage func()
 	mapReads  int
+	long      int // bytes of each result
+	submitted *messages.SubmitGroup
 	jobQuery  messages.JobQuery // of the last call of Jobs
 	stages    []api.StageStatus // which Stats returns too, beside its fixed ones
 	deadline  time.Time         // of the last call of Groups
@@ -65,7 +67,7 @@ func newFake() *fakeBackend {
 		FailuresByCode: map[string]int64{"PERMANENT": 90, hostile: 10},
 		Aggregate: map[string]json.RawMessage{
 			"cost": []byte("12.5"), "why": []byte(`{"a":3,"` + "<b>" + `":1}`), "list": []byte(`["<i>"]`), "none": []byte("null"),
-			"ms": []byte(`{"count":4,"min":1,"max":9,"mean":4,"stddev":2.5,"p50":3,"p90":8,"p95":9,"p99":9}`),
+			"ms": []byte(`{"count":4,"min":1,"max":9,"mean":4,"stddev":2.5,"p50":3,"p90":8,"p95":9,"p99":9,"histogram":[[1,3,3],[3,9,1]]}`),
 		},
 		Timestamps: map[string]time.Time{"created": created, "running": created.Add(time.Second), "failed": created.Add(time.Minute)},
 	}
@@ -213,7 +215,7 @@ func (f *fakeBackend) ResumeType(_ context.Context, typ string) error {
 }
 
 func (f *fakeBackend) Submit(_ context.Context, g *messages.SubmitGroup, _ httpapi.SubmitOptions) (api.Accepted, error) {
-	f.set(func() { f.tags = g.Tags })
+	f.set(func() { f.tags, f.submitted = g.Tags, g })
 	return api.Accepted{ID: g.ID}, f.call("submit %s %s %s", g.ID, g.Tenant, g.Type)
 }
 

@@ -29,6 +29,7 @@ const (
 type groupData struct {
 	api.Group
 	Complete   bool // Aggregate is not left out
+	FormID     string
 	Why        *api.Why
 	Bar        []barPart
 	Legend     []quantity
@@ -39,6 +40,23 @@ type groupData struct {
 	MoreCodes  int
 	Aggregates []aggregate
 	FailedJobs []api.Job
+}
+
+// Submit returns the path of the form to submit a group with the same settings.
+func (g groupData) Submit() string {
+	q := chosen(map[string]string{
+		"type": g.Type, "tenant": g.Tenant, "name": g.Name, "priority": g.Priority, "callback_url": g.CallbackURL,
+		"tags": strings.Join(g.Tags.Pairs(), "\n"),
+	})
+	return root + "/submit?" + q.Encode()
+}
+
+// Downloads are the names of the group's files.
+func (g groupData) Downloads() []string {
+	if g.Counts.Failed == 0 {
+		return downloads[:2]
+	}
+	return downloads
 }
 
 // Unfinished is the number of jobs that have not ended.
@@ -91,7 +109,7 @@ func (p groupPages) reader(id string) func(context.Context) (any, error) {
 	var failed []api.Job
 	var whyAt, failedAt time.Time
 	var failedCount int64
-	readMap := p.mapReader(id)
+	readMap, formID := p.mapReader(id), submitData{}.FormID()
 	return func(ctx context.Context) (any, error) {
 		g, complete, err := p.backend.GroupSummary(ctx, id, maxAggregate)
 		if err != nil {
@@ -117,7 +135,7 @@ func (p groupPages) reader(id string) func(context.Context) (any, error) {
 		if d.Map, err = readMap(ctx); err != nil {
 			return nil, err
 		}
-		d.Why, d.FailedJobs = why, failed
+		d.Why, d.FailedJobs, d.FormID = why, failed, formID
 		return d, nil
 	}
 }
@@ -230,11 +248,11 @@ func newAggregate(name string, text json.RawMessage) aggregate {
 		a.Number = decimal(n)
 		return a
 	}
+	if a.distribution(text) {
+		return a
+	}
 	var numbers map[string]float64
 	if json.Unmarshal(text, &numbers) == nil && len(numbers) > 0 {
-		if a.distribution(numbers) {
-			return a
-		}
 		for value, n := range numbers {
 			if n != float64(int64(n)) || n < 0 {
 				a.Counts = nil
@@ -255,24 +273,44 @@ func newAggregate(name string, text json.RawMessage) aggregate {
 	return a
 }
 
-// distribution sets Histogram, Count and Numbers if numbers has the fields of a distribution, and
-// reports whether it has. If not, Numbers may keep some of them, which templates do not show.
-func (a *aggregate) distribution(numbers map[string]float64) bool {
-	var names []string
-	var values []float64
-	for _, name := range []string{"min", "p50", "p90", "p95", "p99", "max"} {
-		v, ok := numbers[name]
-		if !ok {
+// distribution sets Histogram, Count and Numbers if the text is a distribution, and reports whether it
+// is. The distribution of a group of an earlier version has no histogram.
+func (a *aggregate) distribution(text json.RawMessage) bool {
+	var d struct {
+		Count, Min, P50, P90, P95, P99, Max, Mean, StdDev *float64
+
+		Histogram [][3]float64
+	}
+	if json.Unmarshal(text, &d) != nil {
+		return false
+	}
+	names := []string{"min", "p50", "p90", "p95", "p99", "max", "mean", "stddev"}
+	for i, n := range []*float64{d.Min, d.P50, d.P90, d.P95, d.P99, d.Max, d.Mean, d.StdDev} {
+		if n == nil || d.Count == nil {
+			a.Numbers = nil
 			return false
 		}
-		names, values = append(names, name), append(values, v)
-		a.Numbers = append(a.Numbers, named{name, decimal(v)})
+		a.Numbers = append(a.Numbers, named{names[i], decimal(*n)})
 	}
-	for _, name := range []string{"mean", "stddev"} {
-		a.Numbers = append(a.Numbers, named{name, decimal(numbers[name])})
+	a.Count = int64(*d.Count)
+	var ranges []string
+	var counts []float64
+	for _, bar := range d.Histogram {
+		ranges, counts = append(ranges, decimal(bar[0])+" to "+decimal(bar[1])), append(counts, bar[2])
 	}
-	h := newHistogram(420, 140, names, values, decimal)
-	a.Histogram, a.Count = &h, int64(numbers["count"])
+	if len(counts) == 0 {
+		return true
+	}
+	h := newHistogram(420, 140, ranges, counts, decimal)
+	const each = 5 // bars that have room for a name
+	for i := range h.Bars {
+		if b := &h.Bars[i]; len(h.Bars) > each {
+			if b.Label, b.Name = "", ""; i%each == each/2 {
+				b.Name = decimal(d.Histogram[i][0])
+			}
+		}
+	}
+	a.Histogram = &h
 	return true
 }
 
