@@ -77,6 +77,8 @@ type distribution struct {
 	P90    json.RawMessage `json:"p90"`
 	P95    json.RawMessage `json:"p95"`
 	P99    json.RawMessage `json:"p99"`
+
+	Histogram [][3]json.RawMessage `json:"histogram"`
 }
 
 func (f *distributionFold) value() json.RawMessage {
@@ -87,11 +89,51 @@ func (f *distributionFold) value() json.RawMessage {
 	b, err := json.Marshal(distribution{
 		Count: f.Count, Min: f.Min, Max: f.Max, Mean: mean(f.Sum.number(), f.Count), StdDev: floatJSON(f.deviation()),
 		P50: floatJSON(p[0]), P90: floatJSON(p[1]), P95: floatJSON(p[2]), P99: floatJSON(p[3]),
+		Histogram: f.histogram(),
 	})
 	if err != nil {
 		return null()
 	}
 	return b
+}
+
+const histogramBars = 24
+
+// histogram returns up to histogramBars ranges as [from, to, count], from the least to the greatest
+// number. Each joins as many neighboring buckets as the others, so that the counts are exact and the
+// ranges of numbers above 0 grow by the same factor. Bounds between ranges have five digits.
+func (f *distributionFold) histogram() (bars [][3]json.RawMessage) {
+	least, most := f.Min.float(), f.Max.float()
+	positive, negative := f.Positive.counts, f.Negative.counts
+	total := len(negative) + len(positive)
+	if f.Zeros > 0 {
+		total++
+	}
+	each := (total + histogramBars - 1) / histogramBars
+	from, seen, count := least, 0, int64(0)
+	pass := func(top float64, n int64) {
+		seen, count = seen+1, count+n
+		if seen%each != 0 && seen != total {
+			return
+		}
+		to := most
+		if seen != total {
+			to, _ = strconv.ParseFloat(strconv.FormatFloat(top, 'g', 5, 64), 64)
+			to = min(max(to, from), most)
+		}
+		bars = append(bars, [3]json.RawMessage{floatJSON(from), floatJSON(to), strconv.AppendInt(nil, count, 10)})
+		from, count = to, 0
+	}
+	for i, n := range slices.Backward(negative) {
+		pass(-bucketTop(f.Negative.lowest+i-1), n)
+	}
+	if f.Zeros > 0 {
+		pass(0, f.Zeros)
+	}
+	for i, n := range positive {
+		pass(bucketTop(f.Positive.lowest+i), n)
+	}
+	return bars
 }
 
 // deviation returns the standard deviation of the population:
@@ -229,6 +271,8 @@ type buckets struct {
 func bucketOf(x float64) int { return int(math.Ceil(math.Log(x) / logGamma)) }
 
 func bucketValue(i int) float64 { return 2 * math.Exp(float64(i)*logGamma) / (gamma + 1) }
+
+func bucketTop(i int) float64 { return math.Exp(float64(i) * logGamma) }
 
 func (b *buckets) add(i int, count int64) {
 	if len(b.counts) == 0 {

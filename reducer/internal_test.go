@@ -128,8 +128,36 @@ func TestQuantilesAreWithinOnePercent(t *testing.T) {
 			}
 			want := scale * math.Sqrt(squares/float64(len(all)))
 			require.InEpsilon(t, want, f.deviation(), 1e-9)
+			requireHistogram(t, &f, all)
 		})
 	}
+}
+
+// requireHistogram compares the histogram with the sorted values: the ranges go from the least to the
+// greatest without a gap, and hold as many values as they say.
+func requireHistogram(t *testing.T, f *distributionFold, all []float64) {
+	t.Helper()
+	bars := f.histogram()
+	require.LessOrEqual(t, len(bars), histogramBars)
+	parsed := func(text json.RawMessage) float64 {
+		x, err := strconv.ParseFloat(string(text), 64)
+		require.NoError(t, err)
+		return x
+	}
+	at, seen := all[0], 0.0
+	for _, b := range bars {
+		require.InDelta(t, at, parsed(b[0]), 0)
+		at, seen = parsed(b[1]), seen+parsed(b[2])
+		below, _ := slices.BinarySearchFunc(all, at, func(x, at float64) int {
+			if x <= at+math.Abs(at)*1e-4 {
+				return -1
+			}
+			return 1
+		})
+		require.InDelta(t, below, seen, 20) // bounds are rounded
+	}
+	require.InDelta(t, all[len(all)-1], at, 0)
+	require.InDelta(t, len(all), seen, 0)
 }
 
 func TestSketchIsBounded(t *testing.T) {

@@ -26,7 +26,9 @@
 //	mean          of numbers; exact where it is an integer, else
 //	              the float64 nearest to the exact mean            empty: null
 //	distribution  {count, min, max, mean, stddev, p50, p90, p95,   empty: null
-//	              p99}; stddev is the population's, percentiles
+//	              p99, histogram}; stddev is the population's,
+//	              histogram is [[from, to, count], …] of up to 24
+//	              ranges, percentiles
 //	              are within 1 % of the value of nearest rank, unless
 //	              it is 10^17 times smaller than the greatest
 //	count_by      {value: count} of strings, numbers, booleans     empty: {}

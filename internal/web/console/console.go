@@ -83,7 +83,9 @@ func New(shared httpapi.Shared, o Options) *Console {
 	for _, a := range c.allActions() {
 		c.mux.HandleFunc(http.MethodPost+" "+root+a.path, c.authorized(a.scope, c.serveAction(a)))
 	}
-	c.mux.HandleFunc("GET "+root+"/groups/{id}/failures.ndjson", c.authorized(auth.Read, failuresPage{c}.download))
+	for _, file := range downloads {
+		c.mux.HandleFunc("GET "+root+"/groups/{id}/"+file, c.authorized(auth.Read, c.serveDownload(file)))
+	}
 	c.mux.HandleFunc("GET "+root+"/events", c.live.serve)
 	c.mux.HandleFunc("GET "+root+assetsPath, serveAsset)
 	login := loginPage{c}
@@ -181,7 +183,7 @@ func (c *Console) allPages() []page {
 		{path: "/groups", nav: "Groups", scope: auth.Read, view: groups.list},
 		{path: "/groups/{id}", scope: auth.Read, view: groups.group},
 		{path: "/groups/{id}/failures", scope: auth.Read, view: failuresPage{c}.view},
-		{path: "/groups/{id}/jobs", scope: auth.Read, view: groups.goToJob},
+		{path: "/groups/{id}/jobs", scope: auth.Read, view: groups.jobs},
 		{path: "/groups/{id}/jobs/{ordinal}", scope: auth.Read, view: groups.job},
 		{
 			path: "/dead-letters", nav: "Dead letters", scope: auth.Read,
@@ -238,7 +240,10 @@ func (c *Console) allActions() []action {
 		{path: "/limits", scope: auth.System, do: limits.changeGlobal, page: limits.view},
 		{path: "/limits/{type}", scope: auth.System, do: limits.changeType, page: limits.view},
 		{path: "/submit", scope: auth.Submit, file: true, do: submit.submit, page: submit.form},
+		{path: "/groups/{id}/again", scope: auth.Submit, file: true, do: submit.again},
 		{path: "/groups", scope: auth.Control, do: groups.controlSome},
+		{path: "/groups/{id}/jobs/{ordinal}/retry", scope: auth.Control, do: groups.retryJob},
+		{path: "/groups/{id}/jobs/{ordinal}/cancel", scope: auth.Control, do: groups.cancelJob},
 		{path: "/operations", scope: auth.Control, do: operationPages{c.Backend}.start},
 		{path: "/tenants/{id}", scope: auth.Tenants, do: tenants.change, page: tenants.tenant},
 		{path: "/tenants/{id}/pause", scope: auth.Tenants, do: pauseTenant(c.Backend.PauseTenant, "tenant-paused")},

@@ -1,7 +1,6 @@
 package console
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"maps"
@@ -252,53 +251,4 @@ func codeOf(q url.Values) (string, error) {
 		return "", invalid("code", "must be at most %d bytes", httpapi.MaxCodeLength)
 	}
 	return code, nil
-}
-
-const downloadPage = 1000 // failed jobs that are read at once
-
-// download answers with the failed jobs as NDJSON. It reads page by page, so that a large group
-// takes little memory, and checks the session for each page. An error before the first page is
-// answered with a page of HTML. A later error breaks the connection, so that a part of the failed
-// jobs is not mistaken for all.
-func (p failuresPage) download(w http.ResponseWriter, r *http.Request) {
-	id, err := pathID(r, "id")
-	if err != nil {
-		p.fail(w, r, err)
-		return
-	}
-	q := messages.FailureQuery{Limit: downloadPage}
-	if q.Code, err = codeOf(r.URL.Query()); err != nil {
-		p.fail(w, r, err)
-		return
-	}
-	for first := true; ; first = false {
-		var lines bytes.Buffer
-		q.Cursor, err = p.readFailures(r.Context(), &lines, id, q)
-		if err == nil && !first {
-			_, err = p.principal(r, false)
-		}
-		switch {
-		case err != nil && first:
-			p.fail(w, r, err)
-			return
-		case err != nil:
-			panic(http.ErrAbortHandler)
-		case first:
-			w.Header().Set("Content-Type", "application/x-ndjson")
-			w.Header().Set("Content-Disposition", `attachment; filename="failures.ndjson"`)
-		}
-		if _, err := w.Write(lines.Bytes()); err != nil || q.Cursor == "" {
-			return
-		}
-	}
-}
-
-// readFailures adds a page of failed jobs to lines as NDJSON. next is the cursor of the next page.
-func (p failuresPage) readFailures(
-	ctx context.Context, lines *bytes.Buffer, id string, q messages.FailureQuery,
-) (next string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, readTimeout)
-	defer cancel()
-	out := json.NewEncoder(lines)
-	return p.Backend.Failures(ctx, id, q, func(f api.Failure) error { return out.Encode(f) })
 }

@@ -48,6 +48,9 @@ type fakeBackend struct {
 	// afterPage, unless nil, is called after the first page of failed jobs was read.
 	afterPage func()
 	mapReads  int
+	long      int // bytes of each result
+	submitted *messages.SubmitGroup
+	jobQuery  messages.JobQuery // of the last call of Jobs
 	stages    []api.StageStatus // which Stats returns too, beside its fixed ones
 	deadline  time.Time         // of the last call of Groups
 	limits    *api.Limits       // which Limits returns; nil: those of a fixed answer
@@ -64,7 +67,7 @@ func newFake() *fakeBackend {
 		FailuresByCode: map[string]int64{"PERMANENT": 90, hostile: 10},
 		Aggregate: map[string]json.RawMessage{
 			"cost": []byte("12.5"), "why": []byte(`{"a":3,"` + "<b>" + `":1}`), "list": []byte(`["<i>"]`), "none": []byte("null"),
-			"ms": []byte(`{"count":4,"min":1,"max":9,"mean":4,"stddev":2.5,"p50":3,"p90":8,"p95":9,"p99":9}`),
+			"ms": []byte(`{"count":4,"min":1,"max":9,"mean":4,"stddev":2.5,"p50":3,"p90":8,"p95":9,"p99":9,"histogram":[[1,3,3],[3,9,1]]}`),
 		},
 		Timestamps: map[string]time.Time{"created": created, "running": created.Add(time.Second), "failed": created.Add(time.Minute)},
 	}
@@ -135,6 +138,9 @@ func (f *fakeBackend) Why(context.Context, string) (api.Why, error) {
 }
 
 func (f *fakeBackend) Jobs(_ context.Context, group string, q messages.JobQuery) (api.JobList, error) {
+	if f.set(func() { f.jobQuery = q }); q.Key == "none" {
+		return api.JobList{}, nil
+	}
 	return api.JobList{Jobs: []api.Job{{
 		Group: group, Ordinal: 7, State: q.State, Attempts: 1,
 		LastError: &api.JobError{Code: "PERMANENT", Error: hostile, Attempt: 1, At: created},
@@ -188,7 +194,12 @@ func (f *fakeBackend) Cancel(_ context.Context, id string) (api.Accepted, error)
 }
 
 func (f *fakeBackend) Retry(_ context.Context, id string, c api.RetryChoice) (api.Accepted, error) {
-	return f.command(strings.TrimSpace(fmt.Sprint("retry ", strings.Join(c.Codes, ","))), id)
+	jobs := strings.Trim(fmt.Sprint(c.Jobs), "[]")
+	return f.command(strings.TrimSpace(fmt.Sprint("retry ", strings.Join(c.Codes, ","), jobs)), id)
+}
+
+func (f *fakeBackend) CancelJob(_ context.Context, id string, ordinal int64) (api.Job, error) {
+	return api.Job{}, f.call("cancel job %s %d", id, ordinal)
 }
 
 func (f *fakeBackend) Seal(_ context.Context, id string, _ *int64) (api.Accepted, error) {
@@ -204,7 +215,7 @@ func (f *fakeBackend) ResumeType(_ context.Context, typ string) error {
 }
 
 func (f *fakeBackend) Submit(_ context.Context, g *messages.SubmitGroup, _ httpapi.SubmitOptions) (api.Accepted, error) {
-	f.set(func() { f.tags = g.Tags })
+	f.set(func() { f.tags, f.submitted = g.Tags, g })
 	return api.Accepted{ID: g.ID}, f.call("submit %s %s %s", g.ID, g.Tenant, g.Type)
 }
 

@@ -26,7 +26,7 @@ func functions(hasPage func(string) bool, traceURL string) template.FuncMap {
 		"hasPage":      hasPage,
 		"holdsUp":      holdsUp,
 		"hostOf":       hostOf,
-		"isoTime":      func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
+		"isoTime":      isoTime,
 		"lower":        strings.ToLower,
 		"milliseconds": func(ms int64) string { return duration(float64(ms) / 1000) },
 		"percent":      percent,
@@ -153,6 +153,8 @@ func twoUnits(a int64, unit string, b int64, smaller string) string {
 	return fmt.Sprintf("%d %s %d %s", a, unit, b, smaller)
 }
 
+func isoTime(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+
 // plainTime formats a time in UTC. The script of the page replaces it by the time since then.
 func plainTime(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") }
 
@@ -199,6 +201,8 @@ var notices = map[string]string{
 	"cancel":         "The group is cancelled.",
 	"retry":          "The failed jobs run again.",
 	"seal":           "The group is sealed: it gets no more jobs.",
+	"job-retry":      "The job runs again.",
+	"job-cancel":     "The job is cancelled.",
 	"submitted":      "The group was submitted. This page follows it.",
 	"key-revoked":    "The key is revoked: all processes refuse it within ten seconds.",
 	"limits-changed": "The limits are changed, and in effect in all partitions.",

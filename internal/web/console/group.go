@@ -5,11 +5,9 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"fmt"
 	"maps"
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -31,6 +29,7 @@ const (
 type groupData struct {
 	api.Group
 	Complete   bool // Aggregate is not left out
+	FormID     string
 	Why        *api.Why
 	Bar        []barPart
 	Legend     []quantity
@@ -41,6 +40,23 @@ type groupData struct {
 	MoreCodes  int
 	Aggregates []aggregate
 	FailedJobs []api.Job
+}
+
+// Submit returns the path of the form to submit a group with the same settings.
+func (g groupData) Submit() string {
+	q := chosen(map[string]string{
+		"type": g.Type, "tenant": g.Tenant, "name": g.Name, "priority": g.Priority, "callback_url": g.CallbackURL,
+		"tags": strings.Join(g.Tags.Pairs(), "\n"),
+	})
+	return root + "/submit?" + q.Encode()
+}
+
+// Downloads are the names of the group's files.
+func (g groupData) Downloads() []string {
+	if g.Counts.Failed == 0 {
+		return downloads[:2]
+	}
+	return downloads
 }
 
 // Unfinished is the number of jobs that have not ended.
@@ -60,8 +76,23 @@ func (p groupPages) group(r *http.Request) (view, error) {
 		return view{}, err
 	}
 	data, err := p.reader(id)(r.Context())
-	return view{name: "group", title: "Group " + id, data: data, topic: "group:" + id}, err
+	if err != nil {
+		return view{}, err
+	}
+	title := titleOf(data.(groupData).Group)
+	return view{name: "group", title: "Group " + title, data: data, topic: "group:" + id}, nil
 }
+
+// titleOf returns what people call a group: its name, or its tenant and when it was created.
+func titleOf(g api.Group) string {
+	if created := g.Timestamps["created"]; g.Name == "" && !created.IsZero() {
+		return g.Tenant + " · " + created.UTC().Format("2006-01-02 15:04 UTC")
+	}
+	return cmp.Or(g.Name, g.ID)
+}
+
+// Title is what people call the group.
+func (g groupData) Title() string { return titleOf(g.Group) }
 
 func (p groupPages) openGroup(ctx context.Context, id string) (func(context.Context) (any, error), error) {
 	if !api.ValidID(id) {
@@ -78,7 +109,7 @@ func (p groupPages) reader(id string) func(context.Context) (any, error) {
 	var failed []api.Job
 	var whyAt, failedAt time.Time
 	var failedCount int64
-	readMap := p.mapReader(id)
+	readMap, formID := p.mapReader(id), submitData{}.FormID()
 	return func(ctx context.Context) (any, error) {
 		g, complete, err := p.backend.GroupSummary(ctx, id, maxAggregate)
 		if err != nil {
@@ -104,7 +135,7 @@ func (p groupPages) reader(id string) func(context.Context) (any, error) {
 		if d.Map, err = readMap(ctx); err != nil {
 			return nil, err
 		}
-		d.Why, d.FailedJobs = why, failed
+		d.Why, d.FailedJobs, d.FormID = why, failed, formID
 		return d, nil
 	}
 }
@@ -217,11 +248,11 @@ func newAggregate(name string, text json.RawMessage) aggregate {
 		a.Number = decimal(n)
 		return a
 	}
+	if a.distribution(text) {
+		return a
+	}
 	var numbers map[string]float64
 	if json.Unmarshal(text, &numbers) == nil && len(numbers) > 0 {
-		if a.distribution(numbers) {
-			return a
-		}
 		for value, n := range numbers {
 			if n != float64(int64(n)) || n < 0 {
 				a.Counts = nil
@@ -242,77 +273,45 @@ func newAggregate(name string, text json.RawMessage) aggregate {
 	return a
 }
 
-// distribution sets Histogram, Count and Numbers if numbers has the fields of a distribution, and
-// reports whether it has. If not, Numbers may keep some of them, which templates do not show.
-func (a *aggregate) distribution(numbers map[string]float64) bool {
-	var names []string
-	var values []float64
-	for _, name := range []string{"min", "p50", "p90", "p95", "p99", "max"} {
-		v, ok := numbers[name]
-		if !ok {
+// distribution sets Histogram, Count and Numbers if the text is a distribution, and reports whether it
+// is. The distribution of a group of an earlier version has no histogram.
+func (a *aggregate) distribution(text json.RawMessage) bool {
+	var d struct {
+		Count, Min, P50, P90, P95, P99, Max, Mean, StdDev *float64
+
+		Histogram [][3]float64
+	}
+	if json.Unmarshal(text, &d) != nil {
+		return false
+	}
+	names := []string{"min", "p50", "p90", "p95", "p99", "max", "mean", "stddev"}
+	for i, n := range []*float64{d.Min, d.P50, d.P90, d.P95, d.P99, d.Max, d.Mean, d.StdDev} {
+		if n == nil || d.Count == nil {
+			a.Numbers = nil
 			return false
 		}
-		names, values = append(names, name), append(values, v)
-		a.Numbers = append(a.Numbers, named{name, decimal(v)})
+		a.Numbers = append(a.Numbers, named{names[i], decimal(*n)})
 	}
-	for _, name := range []string{"mean", "stddev"} {
-		a.Numbers = append(a.Numbers, named{name, decimal(numbers[name])})
+	a.Count = int64(*d.Count)
+	var ranges []string
+	var counts []float64
+	for _, bar := range d.Histogram {
+		ranges, counts = append(ranges, decimal(bar[0])+" to "+decimal(bar[1])), append(counts, bar[2])
 	}
-	h := newHistogram(420, 140, names, values, decimal)
-	a.Histogram, a.Count = &h, int64(numbers["count"])
+	if len(counts) == 0 {
+		return true
+	}
+	h := newHistogram(420, 140, ranges, counts, decimal)
+	const each = 5 // bars that have room for a name
+	for i := range h.Bars {
+		if b := &h.Bars[i]; len(h.Bars) > each {
+			if b.Label, b.Name = "", ""; i%each == each/2 {
+				b.Name = decimal(d.Histogram[i][0])
+			}
+		}
+	}
+	a.Histogram = &h
 	return true
-}
-
-type jobData struct {
-	api.Job
-	Result string // the job's result, with line breaks
-}
-
-func (p groupPages) job(r *http.Request) (view, error) {
-	id, err := pathID(r, "id")
-	if err != nil {
-		return view{}, err
-	}
-	ordinal, err := ordinalOf(id, r.PathValue("ordinal"))
-	if err != nil {
-		return view{}, err
-	}
-	data, err := p.readJob(r.Context(), id, ordinal)
-	if err != nil {
-		return view{}, err
-	}
-	topic := fmt.Sprintf("job:%s/%d", id, ordinal)
-	return view{name: "job", title: fmt.Sprintf("Job %d of %s", ordinal, id), data: data, topic: topic}, nil
-}
-
-func (p groupPages) openJob(ctx context.Context, arg string) (func(context.Context) (any, error), error) {
-	id, text, _ := strings.Cut(arg, "/")
-	ordinal, err := ordinalOf(id, text)
-	if err != nil || !api.ValidID(id) {
-		return nil, api.ErrNotFound
-	}
-	read := func(ctx context.Context) (any, error) { return p.readJob(ctx, id, ordinal) }
-	_, err = read(ctx)
-	return read, unlessAway(err)
-}
-
-// ordinalOf returns the ordinal of a job from a path. If the text is no ordinal, the error is
-// api.ErrNotFound.
-func ordinalOf(group, text string) (int64, error) {
-	ordinal, err := strconv.ParseUint(text, 10, 63)
-	if err != nil {
-		return 0, fmt.Errorf("job %.32q of group %s: %w", text, group, api.ErrNotFound)
-	}
-	return int64(ordinal), nil
-}
-
-func (p groupPages) readJob(ctx context.Context, group string, ordinal int64) (jobData, error) {
-	j, err := p.backend.Job(ctx, group, ordinal)
-	d := jobData{Job: j}
-	if len(j.Result) > 0 {
-		d.Result = indented(j.Result)
-	}
-	return d, err
 }
 
 // indented returns JSON with line breaks and indentation. It does not change values.
@@ -322,20 +321,6 @@ func indented(text json.RawMessage) string {
 		return string(text)
 	}
 	return b.String()
-}
-
-// goToJob redirects the browser to the page of the job whose ordinal is in the query parameter
-// ordinal.
-func (p groupPages) goToJob(r *http.Request) (view, error) {
-	id, err := pathID(r, "id")
-	if err != nil {
-		return view{}, err
-	}
-	ordinal, err := strconv.ParseUint(strings.TrimSpace(r.URL.Query().Get("ordinal")), 10, 63)
-	if err != nil {
-		return view{}, invalid("The ordinal", "must be a whole number from 0")
-	}
-	return view{}, redirectError(fmt.Sprintf("%s/groups/%s/jobs/%d", root, id, ordinal))
 }
 
 const (

@@ -50,7 +50,11 @@ func (f *fakeBackend) Failures(
 	if q.Cursor != "" {
 		return "", yield(api.Failure{Ordinal: 8, Code: "PERMANENT"})
 	}
-	if err := yield(api.Failure{Ordinal: 7, Code: "PERMANENT"}); err != nil {
+	first := api.Failure{Ordinal: 7, Code: "PERMANENT"}
+	if q.Payloads {
+		first = api.Failure{Ordinal: 7, Code: "PERMANENT", Error: "=1+2", Attempts: 2, At: created, Key: "@k", Payload: []byte(`{"to":"ann"}`)}
+	}
+	if err := yield(first); err != nil {
 		return "", err
 	}
 	if f.afterPage != nil {
@@ -116,7 +120,7 @@ func TestFailuresDownload(t *testing.T) {
 	answer := w.get("/ui/groups/failed-1/failures.ndjson")
 	require.Equal(t, http.StatusOK, answer.Code)
 	require.Equal(t, "application/x-ndjson", answer.Header().Get("Content-Type"))
-	require.Equal(t, `attachment; filename="failures.ndjson"`, answer.Header().Get("Content-Disposition"))
+	require.Equal(t, `attachment; filename="failed-1-failures.ndjson"`, answer.Header().Get("Content-Disposition"))
 	lines := strings.Split(strings.TrimSpace(answer.Body.String()), "\n")
 	require.Len(t, lines, 2)
 	require.Contains(t, lines[0], `"ordinal":7`)

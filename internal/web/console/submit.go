@@ -9,7 +9,10 @@ import (
 	"io"
 	"mime/multipart"
 	"net/http"
+	"net/url"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -29,7 +32,7 @@ const (
 // submitPage shows the form that submits a group, and creates the group when the form is sent. Its
 // backend writes no activity log, because submissions are not recorded there.
 type submitPage struct {
-	store   httpapi.Backend
+	backend httpapi.Backend
 	decoder messages.Decoder
 }
 
@@ -40,7 +43,11 @@ type submitData struct {
 	MaxPasted   int
 	Priorities  []messages.Lane
 	SomePayload string
+	query       url.Values
 }
+
+// Given returns the value of a field that a link to the form has given.
+func (d submitData) Given(name string) string { return d.query.Get(name) }
 
 // FormID returns a new random id for each rendering of the form. A form that is sent twice creates
 // one group. Copies of the form have different ids, even if an outage shows the same data in both,
@@ -51,13 +58,13 @@ func (p submitPage) form(r *http.Request) (view, error) {
 	who, _ := auth.From(r.Context())
 	d := submitData{
 		MaxPasted: maxPasted, SomePayload: `{"payload": {"to": "ann@example.com"}}`,
-		Priorities: []messages.Lane{messages.LaneNormal, messages.LaneHigh, messages.LaneLow},
+		Priorities: []messages.Lane{messages.LaneNormal, messages.LaneHigh, messages.LaneLow}, query: r.URL.Query(),
 	}
 	if who.Tenant != auth.AllTenants {
 		d.Tenant = who.Tenant
 	}
 	if who.May(auth.ReadMetrics) {
-		s, err := p.store.Stats(r.Context())
+		s, err := p.backend.Stats(r.Context())
 		if err != nil {
 			return view{}, err
 		}
@@ -66,6 +73,9 @@ func (p submitPage) form(r *http.Request) (view, error) {
 				d.Types = append(d.Types, t.Type)
 			}
 		}
+	}
+	if given := d.Given("type"); given != "" && !slices.Contains(d.Types, given) {
+		d.Types = append(d.Types, given)
 	}
 	return view{name: "submit", title: "Submit", data: d}, nil
 }
@@ -108,7 +118,7 @@ func (p submitPage) submitForm(ctx context.Context, r *http.Request, fields map[
 		}
 		most := int64(maxField)
 		switch part.FormName() {
-		case "tags":
+		case "tags", "aggregate", "callback_url":
 			most = maxTags
 		case "jobs":
 			most = maxPasted
@@ -119,7 +129,7 @@ func (p submitPage) submitForm(ctx context.Context, r *http.Request, fields map[
 			return "", invalid("The form", "ended before it was complete")
 		case int64(len(text)) > most:
 			return "", invalid(part.FormName(), "must be at most %d bytes; a file may be larger", most)
-		case len(fields) > 20:
+		case len(fields) > 30:
 			return "", invalid("The form", "has too many fields")
 		}
 		fields[part.FormName()] = strings.TrimSpace(string(text))
@@ -143,22 +153,14 @@ func isCSV(part *multipart.Part) bool {
 	return !strings.Contains(part.Header.Get("Content-Type"), "json")
 }
 
-// submitJobs creates a group, appends its jobs and seals it. It creates no group if the first
-// maxPasted bytes have no job, or a line that is no job. The group stays paused until all lines are
-// stored, so that no job runs if a later line is wrong. In that case, and if not all jobs could be
-// stored, the group is cancelled.
+// submitJobs creates a group from the form's fields, and appends the jobs of a text.
 func (p submitPage) submitJobs(ctx context.Context, fields map[string]string, load httpapi.Load) (string, error) {
-	g := &messages.SubmitGroup{
-		ID: fields["id"], Tenant: fields["tenant"], Name: fields["name"], Type: fields["type"],
-		Priority: messages.Lane(fields["priority"]),
+	group, err := submissionOf(fields)
+	if err != nil {
+		return "", err
 	}
 	if fields["key_column"] != "" {
 		load.Table.Key = fields["key_column"]
-	}
-	var err error
-	lines := strings.FieldsFunc(fields["tags"], func(c rune) bool { return c == '\r' || c == '\n' })
-	if g.Tags, err = api.ParseTags(typedTags(lines)); err != nil {
-		return "", invalid("tags", "%v", err)
 	}
 	if load.Table.Delimiter, err = records.ParseDelimiter(fields["delimiter"]); err != nil {
 		return "", invalid("delimiter", "%v", err)
@@ -166,6 +168,117 @@ func (p submitPage) submitJobs(ctx context.Context, fields map[string]string, lo
 	if load.Table.Types, err = records.ParseColumnTypes(fields["types"]); err != nil {
 		return "", invalid("types", "%v", err)
 	}
+	return p.store(ctx, group, fields["form_id"], load)
+}
+
+// submissionOf returns the fields of a submission, as JSON values that the decoder then checks.
+func submissionOf(fields map[string]string) (map[string]any, error) {
+	group := map[string]any{"unique_keys": fields["unique_keys"] == "true"}
+	for _, name := range []string{"id", "tenant", "name", "priority", "callback_url"} {
+		group[name] = fields[name]
+	}
+	if group["type"] = fields["type"]; fields["other_type"] != "" {
+		group["type"] = fields["other_type"]
+	}
+	for _, name := range []string{"max_retries", "failure_threshold", "job_timeout"} {
+		var n json.Number
+		if text := fields[name]; json.Unmarshal([]byte(text), &n) == nil {
+			group[name] = n
+		} else if text != "" {
+			group[name] = text
+		}
+	}
+	if at := fields["run_at"]; at != "" {
+		if _, err := time.Parse(minute, at); err == nil { // as browsers send it
+			at += ":00Z"
+		}
+		group["run_at"] = at
+	}
+	tags, err := api.ParseTags(typedTags(linesOf(fields["tags"])))
+	if err != nil {
+		return nil, invalid("tags", "%v", err)
+	}
+	if group["tags"] = tags; fields["aggregate"] != "" {
+		if group["aggregate"], err = aggregatesOf(fields["aggregate"]); err != nil {
+			return nil, err
+		}
+	}
+	return group, nil
+}
+
+func linesOf(text string) []string {
+	return strings.FieldsFunc(text, func(c rune) bool { return c == '\r' || c == '\n' })
+}
+
+// aggregatesOf parses aggregates: JSON as the API has it, or lines such as as=cost,op=sum,field=data.cost,
+// as the command line has them.
+func aggregatesOf(text string) (any, error) {
+	if json.Valid([]byte(text)) {
+		return json.RawMessage(text), nil
+	}
+	var all []map[string]string
+	for _, line := range typedTags(linesOf(text)) {
+		a := map[string]string{}
+		for part := range strings.SplitSeq(line, ",") {
+			name, value, ok := strings.Cut(strings.TrimSpace(part), "=")
+			if _, twice := a[name]; !ok || twice {
+				return nil, invalid("aggregate", "must be JSON, or lines such as as=cost,op=sum,field=data.cost, not %.64q", line)
+			}
+			a[name] = value
+		}
+		all = append(all, a)
+	}
+	return all, nil
+}
+
+// again creates a group of the failed jobs of a group that has ended, with their payloads and keys.
+func (p submitPage) again(ctx context.Context, r *http.Request) (string, error) {
+	id, err := pathID(r, "id")
+	if err != nil {
+		return "", err
+	}
+	r.Body = io.NopCloser(io.LimitReader(r.Body, maxField))
+	if err := r.ParseForm(); err != nil || r.PostForm.Get("jobs") != "failed" {
+		return "", invalid("jobs", "must be failed: the payloads of other jobs are not kept")
+	}
+	g, _, err := p.backend.GroupSummary(ctx, id, 0)
+	switch {
+	case err != nil:
+		return "", err
+	case !auth.SeesPayloads(ctx):
+		return "", errForbidden
+	case !g.Status.Ended() || g.Counts.Failed == 0:
+		return "", invalid("The group", "must have ended, with failed jobs")
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	text, lines := io.Pipe()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		out := json.NewEncoder(lines)
+		_, err := p.backend.Failures(ctx, id, messages.FailureQuery{Payloads: true}, func(f api.Failure) error {
+			return out.Encode(messages.Job{Payload: f.Payload, Key: f.Key})
+		})
+		_ = lines.CloseWithError(err)
+	}()
+	defer func() {
+		cancel()
+		_ = text.Close()
+		<-ended
+	}()
+	return p.store(ctx, map[string]any{
+		"type": g.Type, "tenant": g.Tenant, "name": g.Name, "tags": g.Tags, "priority": g.Priority,
+		"callback_url": g.CallbackURL,
+	}, r.PostForm.Get("form_id"), httpapi.Load{Text: text})
+}
+
+// store creates a group, appends the jobs of a text and seals it. It creates no group if the first
+// maxPasted bytes have no job, or a line that is no job. The group stays paused until all lines are
+// stored, so that no job runs if a later line is wrong. In that case, and if not all jobs could be
+// stored, the group is cancelled.
+func (p submitPage) store(
+	ctx context.Context, group map[string]any, formID string, load httpapi.Load,
+) (string, error) {
 	check, err := httpapi.CheckLoad(p.decoder, &load, maxPasted)
 	switch {
 	case err != nil:
@@ -176,30 +289,31 @@ func (p submitPage) submitJobs(ctx context.Context, fields map[string]string, lo
 	case check.Accepted == 0:
 		return "", errNoJobs
 	}
-	generated := g.ID == ""
-	if generated {
-		g.ID = uuid.Must(uuid.NewV7()).String()
+	given, _ := group["id"].(string)
+	if given == "" {
+		group["id"] = uuid.Must(uuid.NewV7()).String()
 	}
-	body, err := json.Marshal(g)
+	body, err := json.Marshal(group)
 	if err != nil {
 		return "", fmt.Errorf("encode a submission: %w", err)
 	}
-	if g, err = p.decoder.DecodeSubmit(body); err != nil {
+	g, err := p.decoder.DecodeSubmit(body)
+	if err != nil {
 		return "", err
 	}
 	id := g.ID
-	o := httpapi.SubmitOptions{GeneratedID: generated, IdempotencyKey: fields["form_id"]}
+	o := httpapi.SubmitOptions{GeneratedID: given == "", IdempotencyKey: formID}
 	if g.ID, err = p.create(ctx, g, o); err != nil {
 		return "", err
 	}
 	if g.ID != id { // the form was sent before, such as by a double click
 		return root + "/groups/" + g.ID + "?done=submitted", nil
 	}
-	if _, err := p.store.Pause(ctx, g.ID); err != nil {
+	if _, err := p.backend.Pause(ctx, g.ID); err != nil {
 		return "", p.undo(ctx, g.ID, api.Appended{}, err)
 	}
 	load.Group = g.ID
-	answer, err := httpapi.AppendAll(ctx, p.store, p.decoder, load)
+	answer, err := httpapi.AppendAll(ctx, p.backend, p.decoder, load)
 	if err == nil && answer.Accepted == 0 {
 		err = errNoJobs
 	}
@@ -211,7 +325,7 @@ func (p submitPage) submitJobs(ctx context.Context, fields map[string]string, lo
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), actionTimeout) // also if the browser has left
 	defer cancel()
-	for _, do := range []command{p.seal, p.store.Resume} {
+	for _, do := range []command{p.seal, p.backend.Resume} {
 		if _, err := do(ctx, g.ID); err != nil {
 			return "", fmt.Errorf("group %s has its %d jobs, and is paused: %w", g.ID, answer.Accepted, err)
 		}
@@ -226,9 +340,9 @@ func (p submitPage) create(
 	ctx context.Context, g *messages.SubmitGroup, o httpapi.SubmitOptions,
 ) (id string, err error) {
 	own := g.ID
-	a, err := p.store.Submit(ctx, g, o)
+	a, err := p.backend.Submit(ctx, g, o)
 	if err == nil && a.ID != own {
-		first, err := p.store.Group(ctx, a.ID)
+		first, err := p.backend.Group(ctx, a.ID)
 		if err != nil || first.Status != api.StatusCancelled {
 			return a.ID, err
 		}
@@ -236,7 +350,7 @@ func (p submitPage) create(
 		return own, err
 	}
 	g.ID, o.IdempotencyKey = own, ""
-	_, err = p.store.Submit(ctx, g, o)
+	_, err = p.backend.Submit(ctx, g, o)
 	return own, err
 }
 
@@ -256,7 +370,7 @@ func (e *rejectedError) Error() string {
 }
 
 func (p submitPage) seal(ctx context.Context, id string) (api.Accepted, error) {
-	return p.store.Seal(ctx, id, nil)
+	return p.backend.Seal(ctx, id, nil)
 }
 
 // undo cancels a group whose text could not be appended completely. It returns an error that says
@@ -264,7 +378,7 @@ func (p submitPage) seal(ctx context.Context, id string) (api.Accepted, error) {
 func (p submitPage) undo(ctx context.Context, id string, answer api.Appended, err error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), actionTimeout)
 	defer cancel()
-	_, failed := p.store.Cancel(ctx, id)
+	_, failed := p.backend.Cancel(ctx, id)
 	state := "was cancelled"
 	if failed != nil {
 		state = "stays open"

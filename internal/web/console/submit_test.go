@@ -16,6 +16,7 @@ import (
 	"golang.org/x/net/html"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
 func upload(w *testConsole, fields map[string]string, name, text string) *httptest.ResponseRecorder {
@@ -59,6 +60,47 @@ func TestSubmit(t *testing.T) {
 			require.Empty(t, w.log.entries, "submissions are not recorded")
 		})
 	}
+}
+
+// TestSubmitSettings: the form has the settings of a submission. A refusal names the field.
+func TestSubmitSettings(t *testing.T) {
+	t.Parallel()
+	w := newTestConsole(t)
+	answer := upload(w, map[string]string{
+		"type": "NOOP", "other_type": "MINE", "jobs": `{"payload":1}`, "run_at": "2031-01-02T15:04", "max_retries": "0", "job_timeout": "1m30s",
+		"failure_threshold": "0.5", "aggregate": "as=n,op=count\r\nas=c, op=sum, field=data.c", "callback_url": "https://example.com/",
+		"unique_keys": "true", "priority": "high",
+	}, "", "")
+	require.Equal(t, http.StatusSeeOther, answer.Code, answer.Body.String())
+	g := w.backend.submitted
+	require.Equal(t, "MINE", g.Type)
+	require.Equal(t, time.Date(2031, 1, 2, 15, 4, 0, 0, time.UTC), *g.RunAt)
+	require.Equal(t, 0, *g.MaxRetries)
+	require.Equal(t, messages.Duration(90*time.Second), g.JobTimeout)
+	require.InDelta(t, 0.5, *g.FailureThreshold, 0)
+	require.Equal(t, []messages.Aggregate{{As: "n", Op: "count"}, {As: "c", Op: "sum", Field: "data.c"}}, g.Aggregate)
+	require.Equal(t, "https://example.com/", g.CallbackURL)
+	require.True(t, g.UniqueKeys)
+	for field, text := range map[string]string{
+		"run_at": "tomorrow", "max_retries": "many", "job_timeout": "soon", "failure_threshold": "2", "aggregate": "count",
+	} {
+		fields := map[string]string{"type": "NOOP", "jobs": `{"payload":1}`, field: text}
+		refused(t, upload(w, fields, "", ""), http.StatusUnprocessableEntity, field, url.Values{field: {text}})
+	}
+	upload(w, map[string]string{"type": "NOOP", "jobs": `{"payload":1}`, "aggregate": `[{"as":"n","op":"count"}]`}, "", "")
+	require.Equal(t, []messages.Aggregate{{As: "n", Op: "count"}}, w.backend.submitted.Aggregate)
+}
+
+// TestFileIsTheLastField: the server reads the file while it arrives, so all fields come before it.
+func TestFileIsTheLastField(t *testing.T) {
+	w := parallel(t)
+	last := ""
+	for _, e := range w.page("/ui/submit").all("") {
+		if name := attribute(e, "name"); slices.Contains([]string{"input", "select", "textarea"}, e.Data) && name != "" && name != "next" {
+			last = name
+		}
+	}
+	require.Equal(t, "file", last)
 }
 
 // TestFormsOfAnOutageHaveTheirNames: if an outage makes a page show its last data, its form gets an
