@@ -327,10 +327,12 @@ func (s *Store) addPayload(ctx context.Context, p keyspace.Partition, j *api.Job
 	payload := ""
 	if blob != nil {
 		j.Type, payload = blob.Type, blob.Payload
-		if blob.SinceMS > 0 { // otherwise only the audit has written the blob, of a lost job
+		if j.LastError == nil || j.LastError.Code != "LOST" { // the audit does not know when a lost job was accepted
 			accepted := blob.Accepted.UTC()
-			fair, rate, congestion := blob.Waited()
 			j.AcceptedAt = &accepted
+		}
+		if j.State != "failed" { // its record has no waits
+			fair, rate, congestion := blob.Waited()
 			j.Waits = &api.JobWaits{
 				TurnMS: fair.Milliseconds(), RateMS: rate.Milliseconds(), CongestionMS: congestion.Milliseconds(),
 			}

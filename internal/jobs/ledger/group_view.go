@@ -426,9 +426,10 @@ func ListGroups(
 	var groups []ListedGroup
 	// Groups with the same ms as Before that come before it in the list may fill whole pages: they
 	// are skipped.
-	for offset := int64(0); ; offset += int64(limit) {
+	count := int64(limit) + 1 // with Before itself
+	for offset := int64(0); ; offset += count {
 		page, err := c.ZRevRangeByScoreWithScores(ctx, key, &redis.ZRangeBy{
-			Min: since, Max: strconv.FormatFloat(r.Before.At, 'f', 0, 64), Offset: offset, Count: int64(limit),
+			Min: since, Max: strconv.FormatFloat(r.Before.At, 'f', 0, 64), Offset: offset, Count: count,
 		}).Result()
 		if err != nil {
 			return nil, fmt.Errorf("list groups of partition %d: %w", p.Index(), err)
@@ -439,7 +440,7 @@ func ListGroups(
 				groups = append(groups, g)
 			}
 		}
-		if len(groups) >= limit || len(page) < limit {
+		if len(groups) >= limit || int64(len(page)) < count {
 			return groups[:min(len(groups), limit)], nil
 		}
 	}
