@@ -138,8 +138,8 @@ type Job struct {
 	StartedAt  *time.Time `json:"started_at,omitempty"`
 	RunSeconds *float64   `json:"run_seconds,omitempty"`
 	Worker     string     `json:"worker,omitempty"`
-	// AcceptedAt is when the job was accepted, and Waits what it has waited for since: of a job that
-	// has failed or waits. EndedAt is when it ended, of one that is done or has failed.
+	// AcceptedAt is when the job was accepted: of one that has failed or waits. Waits is what it has
+	// waited for since, if it waits. EndedAt is when it ended, of one that is done or has failed.
 	AcceptedAt *time.Time `json:"accepted_at,omitempty"`
 	EndedAt    *time.Time `json:"ended_at,omitempty"`
 	Waits      *JobWaits  `json:"waits,omitempty"`

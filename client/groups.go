@@ -204,6 +204,7 @@ type GroupFilter struct {
 	FailedJobs *bool
 	Tags       api.Tags  // all of them; fast with a Tenant
 	Prefix     string    // the beginning of the id
+	Name       string    // the whole name
 	Since      time.Time // the group was created then or later
 }
 
@@ -213,7 +214,7 @@ type GroupFilter struct {
 func (a *API) Groups(ctx context.Context, f GroupFilter) iter.Seq2[api.Group, error] {
 	query := url.Values{}
 	for name, value := range map[string]string{
-		"tenant": f.Tenant, "status": string(f.Status), "type": f.Type, "prefix": f.Prefix,
+		"tenant": f.Tenant, "status": string(f.Status), "type": f.Type, "prefix": f.Prefix, "name": f.Name,
 	} {
 		if value != "" {
 			query.Set(name, value)
@@ -327,11 +328,12 @@ func (a *API) Job(ctx context.Context, group string, ordinal int64) (api.Job, er
 	return doJSON[api.Job](ctx, a, c)
 }
 
-// JobFilter selects the jobs of a group that match both fields. An empty field matches every job.
+// JobFilter selects the jobs of a group that match all fields. An empty field matches every job.
 // Only a group with UniqueKeys can be asked for a Key.
 type JobFilter struct {
 	State string // one of api.JobStates
 	Key   string
+	Code  string // of the error of a job that has failed
 }
 
 // Jobs iterates over jobs of a group in the order of their ordinals, and fetches one page after the
@@ -343,6 +345,9 @@ func (a *API) Jobs(ctx context.Context, group string, f JobFilter) iter.Seq2[api
 	}
 	if f.Key != "" {
 		query.Set("key", f.Key)
+	}
+	if f.Code != "" {
+		query.Set("code", f.Code)
 	}
 	c := callOn("list jobs of", http.MethodGet, "group", group, "/jobs")
 	return pagesOf(ctx, a, c, query,

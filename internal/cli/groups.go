@@ -83,6 +83,7 @@ func newGroupsLs(r *Root) *cobra.Command {
 		"--failed-jobs=false: only those without")
 	cmd.Flags().StringArrayVar(&tags, "tag", nil, "only groups with this tag, KEY=VALUE; several must all match (repeatable)")
 	cmd.Flags().StringVar(&filter.Prefix, "prefix", "", "only groups whose id begins with this")
+	cmd.Flags().StringVar(&filter.Name, "name", "", "only groups with exactly this name")
 	addSince(cmd.Flags(), &filter.Since, "only groups created")
 	list.add(cmd, "groups")
 	return cmd

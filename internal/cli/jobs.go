@@ -55,6 +55,7 @@ func newJobs(r *Root) *cobra.Command {
 	}
 	cmd.Flags().StringVar(&filter.State, "state", "", "only jobs in this state: "+strings.Join(api.JobStates, ", "))
 	cmd.Flags().StringVar(&filter.Key, "key", "", "only the job with this key")
+	cmd.Flags().StringVar(&filter.Code, "code", "", "only jobs that failed with this error code")
 	list.add(cmd, "jobs")
 	list.order = "first"
 	return cmd
@@ -147,6 +148,19 @@ func first[T any](items iter.Seq2[T, error]) (*T, error) {
 func jobRows(t table, j api.Job) {
 	whyRows(t, whyOf(j), &j)
 	t.row("Attempts", j.Attempts)
+	if j.AcceptedAt != nil {
+		t.row("Accepted", formatTime(*j.AcceptedAt))
+	}
+	if j.EndedAt != nil {
+		t.row("Ended", formatTime(*j.EndedAt))
+	}
+	if j.Waits != nil {
+		t.row("Waited", fmt.Sprintf("%d ms for its turn, %d ms for rate limits, %d ms after errors or for busy services",
+			j.Waits.TurnMS, j.Waits.RateMS, j.Waits.CongestionMS))
+	}
+	if len(j.Payload) > 0 {
+		t.row("Payload", truncate(string(j.Payload), 2000))
+	}
 	if len(j.Result) > 0 {
 		t.row("Result", truncate(string(j.Result), 2000))
 	}

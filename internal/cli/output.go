@@ -137,6 +137,9 @@ func groupRows(t table, g api.Group) {
 	if g.CallbackURL != "" {
 		t.row("Callback URL", g.CallbackURL)
 	}
+	if g.SubmittedBy != "" {
+		t.row("Submitted by", g.SubmittedBy)
+	}
 	t.row("Tenant", g.Tenant)
 	t.row("Type", g.Type)
 	t.row("Priority", g.Priority)

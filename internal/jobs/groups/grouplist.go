@@ -28,20 +28,35 @@ func selective(q *messages.ListQuery) bool {
 	status := q.Status != "" && listFor(q) != ledger.FailedGroups
 	since := !q.Since.IsZero() && listFor(q) != ledger.AllGroups
 	tags := len(q.Tags) > 1 || len(q.Tags) == 1 && q.Tenant == ""
-	return status || since || tags || q.Type != "" || q.Paused != nil || q.FailedJobs != nil || q.Prefix != ""
+	return status || since || tags || q.Type != "" || q.Paused != nil || q.FailedJobs != nil ||
+		q.Name != "" || q.Prefix != ""
+}
+
+// byPrefixOnly reports whether the query selects groups of the list by their ids alone, so that
+// nothing else of them must be read.
+func byPrefixOnly(q *messages.ListQuery) bool {
+	rest := *q
+	rest.Prefix = ""
+	return q.Prefix != "" && !selective(&rest)
 }
 
 // Selects reports whether a group with these facts fits the query's Status, Type, Paused,
-// FailedJobs, Tags and Since. The group may change after the facts were read.
+// FailedJobs, Tags, Name and Since. The group may change after the facts were read.
 func Selects(q *messages.ListQuery, f *ledger.GroupFacts) bool {
 	return (q.Status == "" || f.Status == q.Status) && (q.Type == "" || f.HasType(q.Type)) &&
 		(q.Paused == nil || f.Paused == *q.Paused) &&
-		(q.FailedJobs == nil || f.FailedJobs == *q.FailedJobs) && f.Tags.Include(q.Tags) && !f.Created.Before(q.Since.Truncate(time.Millisecond))
+		(q.Name == "" || f.Name == q.Name) && (q.FailedJobs == nil || f.FailedJobs == *q.FailedJobs) && f.Tags.Include(q.Tags) && !f.Created.Before(q.Since.Truncate(time.Millisecond))
 }
 
 // maxScanned is the number of groups after which a call of Groups ends. Its last step may look at
 // more.
 const maxScanned = 5000
+
+// maxIDs and idPage take the place of maxScanned and scanPage where only ids are read.
+const (
+	maxIDs = 100_000
+	idPage = 5000
+)
 
 // scanPage is the least number of groups of the list that a selective query reads in one step.
 const scanPage = 500
@@ -50,7 +65,7 @@ const scanPage = 500
 // a tenant, groups are ordered by when they were opened or ended last; otherwise by creation. The
 // cursor names the last group that Groups has looked at, so new groups neither shift nor repeat a
 // page. The page may be short, or empty, although it has a cursor: one call looks at about
-// maxScanned groups at most. A principal of one tenant gets the groups of this tenant.
+// maxScanned groups at most, or at maxIDs if their ids are all that the query asks for. A principal of one tenant gets the groups of this tenant.
 func (s *Store) Groups(ctx context.Context, q messages.ListQuery) (api.GroupList, error) {
 	list := api.GroupList{Groups: []api.Group{}}
 	_, tenant, err := callFor(ctx, q.Tenant)
@@ -71,12 +86,15 @@ func (s *Store) Groups(ctx context.Context, q messages.ListQuery) (api.GroupList
 			return list, apiError(err)
 		}
 	}
-	step := q.Limit
-	if selective(&q) {
+	step, most := q.Limit, maxScanned
+	switch {
+	case byPrefixOnly(&q):
+		step, most = idPage, maxIDs
+	case selective(&q):
 		step = max(step, scanPage)
 	}
 	for len(list.Groups) < q.Limit {
-		if list.Scanned >= maxScanned {
+		if list.Scanned >= most {
 			list.Cursor = formatCursor(read)
 			break
 		}
@@ -208,6 +226,9 @@ func (s *Store) selected(ctx context.Context, page []listedGroup, q *messages.Li
 		page = slices.DeleteFunc(slices.Clone(page), func(g listedGroup) bool {
 			return !strings.HasPrefix(g.ID, q.Prefix)
 		})
+	}
+	if byPrefixOnly(q) {
+		return page, nil
 	}
 	parts, ids := byPartition(page)
 	facts := make([][]ledger.GroupFacts, len(parts))

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/access/auth"
 	"github.com/bulkaction/bulkaction/internal/jobs/groups"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
@@ -224,7 +225,23 @@ func TestJob(t *testing.T) {
 		require.Equal(w.T, 1, retried.Attempts)
 		require.Equal(w.T, time.Minute, retried.Until.Sub(retried.LastError.At))
 		require.Equal(w.T, []api.JobError{{Code: "DOWN", Error: "it is down", Attempt: 1, At: retried.LastError.At}}, retried.Errors)
-		require.Equal(w.T, []api.JobError{*w.Job("g", 1).LastError}, w.Job("g", 1).Errors)
+		failed := w.Job("g", 1)
+		require.Equal(w.T, []api.JobError{*failed.LastError}, failed.Errors)
+		for _, j := range []api.Job{failed, w.Job("g", 4), w.Job("g", 5)} {
+			require.Equal(w.T, "T", j.Type)
+			require.Equal(w.T, string(jobs[j.Ordinal].Payload), string(j.Payload))
+			require.WithinDuration(w.T, time.Now(), *j.AcceptedAt, time.Minute)
+			require.Equal(w.T, j.State != "failed", j.Waits != nil)
+			require.Empty(w.T, j.PayloadHint)
+		}
+		require.Equal(w.T, failed.LastError.At, *failed.EndedAt)
+		for i, hint := range map[int64]string{0: "are done are not kept", 2: "was not looked for", 3: "while the job runs"} {
+			require.Contains(w.T, w.Job("g", i).PayloadHint, hint)
+		}
+		hidden, err := w.Store.Job(auth.With(ctx, auth.Principal{Role: auth.Reader}), "g", 1)
+		require.NoError(w.T, err)
+		require.Empty(w.T, hidden.Payload)
+		require.Contains(w.T, hidden.PayloadHint, "who may see payloads")
 		list, err := w.Store.Jobs(ctx, "g", messages.JobQuery{Limit: 10})
 		require.NoError(w.T, err)
 		require.Equal(w.T, retried.LastError, list.Jobs[2].LastError)
@@ -237,6 +254,68 @@ func TestJob(t *testing.T) {
 		_, err = w.Store.Job(ctx, "nobody", 0)
 		require.ErrorIs(w.T, err, api.ErrNotFound)
 	})
+}
+
+// TestJobsByCode: pages have each job that failed with the code once, in order, and no other.
+func TestJobsByCode(t *testing.T) {
+	w := stagetest.Parallel(t, 1)
+	const n = 1300 // more than one step
+	w.Jobs("g", "T", n)
+	w.Admit("T")
+	held := w.Take("T", "c", n)
+	w.Fail("BOOM", held[:n-1]...)
+	w.Fail("RARE", held[n-1])
+	q := messages.JobQuery{Code: "BOOM", Limit: 400}
+	next := int64(0)
+	for {
+		list, err := w.Store.Jobs(stagetest.Trusted(t), "g", q)
+		require.NoError(t, err)
+		for _, j := range list.Jobs {
+			require.Equal(t, next, j.Ordinal)
+			require.Equal(t, "T", j.Type)
+			next++
+		}
+		if q.Cursor = list.Cursor; q.Cursor == "" {
+			break
+		}
+	}
+	require.EqualValues(t, n-1, next)
+	list, err := w.Store.Jobs(stagetest.Trusted(t), "g", messages.JobQuery{Code: "RARE", State: "failed", Limit: 1})
+	require.NoError(t, err)
+	require.Len(t, list.Jobs, 1)
+	require.EqualValues(t, n-1, list.Jobs[0].Ordinal)
+	_, err = w.Store.Jobs(stagetest.Trusted(t), "g", messages.JobQuery{Code: "RARE", State: "done", Limit: 1})
+	var invalid *messages.ValidationError
+	require.ErrorAs(t, err, &invalid)
+	require.Equal(t, "state", invalid.Fields[0].Field)
+}
+
+// TestSubmittedBy: a group has the id of the key that submitted it, a repetition with another key
+// changes nothing, and without a key there is no field.
+func TestSubmittedBy(t *testing.T) {
+	w := stagetest.Parallel(t, 1)
+	as := func(key string) context.Context {
+		return auth.With(context.WithoutCancel(t.Context()), auth.Principal{Role: auth.Admin, KeyID: key})
+	}
+	submit := func(ctx context.Context, id string) {
+		g := messages.SubmitGroup{ID: id, Tenant: "acme", Type: "T", Name: "news " + id, Jobs: stagetest.Numbered(1)}
+		_, err := w.Store.Submit(ctx, &g, groups.Origin{At: time.Now()})
+		require.NoError(t, err)
+	}
+	submit(as("key_1"), "g")
+	submit(as("key_2"), "g")
+	submit(stagetest.Trusted(t), "h")
+	require.Equal(t, "key_1", w.Group("g").SubmittedBy)
+	require.Empty(t, w.Group("h").SubmittedBy)
+	require.False(t, w.Conn.Cmd.HExists(as(""), w.P.Group("h"), "submitted_by").Val())
+
+	for _, q := range []messages.ListQuery{{Name: "news g"}, {Prefix: "g"}, {Prefix: "g", Name: "news g"}} {
+		q.Limit = 10
+		list, err := w.Store.Groups(as("key_1"), q)
+		require.NoError(t, err)
+		require.Len(t, list.Groups, 1)
+		require.Equal(t, "g", list.Groups[0].ID)
+	}
 }
 
 func TestResultsAndFailures(t *testing.T) {
@@ -342,7 +421,9 @@ func TestFailuresWithPayloads(t *testing.T) {
 		}
 		require.Equal(w.T, []string{`{"a":"|"}`, large, large}, payloads(true))
 		require.Equal(w.T, []string{"", "", ""}, payloads(false))
+		require.JSONEq(w.T, large, string(w.Job("g", 1).Payload))
 		require.NoError(w.T, w.Conn.Cmd.Del(ctx, w.P.Payloads("g")).Err())
+		require.Contains(w.T, w.Job("g", 1).PayloadHint, "not stored")
 		require.Equal(w.T, []string{`{"a":"|"}`, "null", "null"}, payloads(true))
 	})
 }

@@ -127,7 +127,7 @@ func (s *Store) prepare(ctx context.Context, g *messages.SubmitGroup, o Origin) 
 	if err := s.backpressure.Check(ctx, len(g.Jobs)); err != nil {
 		return nil, apiError(err)
 	}
-	fields, err := s.groupFields(g) // before the idempotency key is used: an invalid group must not use it up
+	fields, err := s.groupFields(g, who.KeyID) // before the idempotency key is used: an invalid group must not use it up
 	if err != nil {
 		return nil, err
 	}
@@ -418,8 +418,9 @@ func (s *Store) storeIfNone(ctx context.Context, key string, record []byte) ([]b
 	}
 }
 
-// groupFields returns those fields of the group's hash whose values come from the submission.
-func (s *Store) groupFields(g *messages.SubmitGroup) (map[string]string, error) {
+// groupFields returns those fields of the group's hash whose values come from the submission and its
+// principal.
+func (s *Store) groupFields(g *messages.SubmitGroup, submittedBy string) (map[string]string, error) {
 	asked, err := ledger.EncodeAggregates(s.reducers, g.Aggregate)
 	if err != nil {
 		return nil, badField("aggregate", err.Error())
@@ -442,6 +443,7 @@ func (s *Store) groupFields(g *messages.SubmitGroup) (map[string]string, error) 
 		Aggregate:        asked,
 		UniqueKeys:       g.UniqueKeys,
 		CallbackURL:      g.CallbackURL,
+		SubmittedBy:      submittedBy,
 		ReduceFailures:   slices.ContainsFunc(g.Aggregate, func(a messages.Aggregate) bool { return a.Over != "" }),
 	}
 	return fields.Encode(), nil

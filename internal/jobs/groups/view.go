@@ -102,6 +102,7 @@ func (s *Store) View(from *ledger.Group, at time.Time) (api.Group, error) {
 		Name:           from.Name,
 		Tags:           from.Tags,
 		CallbackURL:    from.CallbackURL,
+		SubmittedBy:    from.SubmittedBy,
 		Type:           from.Type,
 		Priority:       from.Lane,
 		Status:         from.Status,
@@ -326,10 +327,12 @@ func (s *Store) addPayload(ctx context.Context, p keyspace.Partition, j *api.Job
 	payload := ""
 	if blob != nil {
 		j.Type, payload = blob.Type, blob.Payload
-		if blob.SinceMS > 0 { // otherwise only the audit has written the blob, of a lost job
+		if j.LastError == nil || j.LastError.Code != "LOST" { // the audit does not know when a lost job was accepted
 			accepted := blob.Accepted.UTC()
-			fair, rate, congestion := blob.Waited()
 			j.AcceptedAt = &accepted
+		}
+		if j.State != "failed" { // its record has no waits
+			fair, rate, congestion := blob.Waited()
 			j.Waits = &api.JobWaits{
 				TurnMS: fair.Milliseconds(), RateMS: rate.Milliseconds(), CongestionMS: congestion.Milliseconds(),
 			}
@@ -414,6 +417,12 @@ func (s *Store) Jobs(ctx context.Context, group string, q messages.JobQuery) (ap
 	if err != nil {
 		return list, err
 	}
+	if q.Code != "" {
+		if q.State != "" && q.State != "failed" {
+			return list, badField("state", "must be failed, or be left out, with code")
+		}
+		q.State = "failed"
+	}
 	if q.Key != "" {
 		return s.jobByKey(ctx, p, group, q)
 	}
@@ -426,7 +435,11 @@ func (s *Store) Jobs(ctx context.Context, group string, q messages.JobQuery) (ap
 	var found []ledger.ListedJob
 	var next int64
 	err = s.whole(ctx, p, group, func() (err error) {
-		found, next, err = ledger.ListJobs(ctx, s.conn.Cmd, p, group, q.State, from, q.Limit)
+		if q.Code != "" {
+			found, next, err = s.failedWith(ctx, p, group, q, from)
+		} else {
+			found, next, err = ledger.ListJobs(ctx, s.conn.Cmd, p, group, q.State, from, q.Limit)
+		}
 		return apiError(err)
 	})
 	if err != nil {
@@ -441,6 +454,42 @@ func (s *Store) Jobs(ctx context.Context, group string, q messages.JobQuery) (ap
 		list.Cursor = strconv.FormatInt(next, 10)
 	}
 	return list, nil
+}
+
+// maxFailedRead is the number of failed jobs after which failedWith ends.
+const maxFailedRead = 5000
+
+// failedWith returns the first jobs from ordinal from on that have failed with the query's code, at
+// most its Limit. next is the ordinal for the next call, -1 at the end of the group.
+func (s *Store) failedWith(
+	ctx context.Context, p keyspace.Partition, group string, q messages.JobQuery, from int64,
+) (found []ledger.ListedJob, next int64, err error) {
+	const step = 500
+	for looked := 0; looked < maxFailedRead; looked += step {
+		var failed []ledger.ListedJob
+		if failed, next, err = ledger.ListJobs(ctx, s.conn.Cmd, p, group, q.State, from, step); err != nil {
+			return nil, 0, err
+		}
+		for _, j := range failed {
+			if !hasCode(j.JobStatus, q.Code) {
+				continue
+			}
+			if len(found) == q.Limit {
+				return found, j.Ordinal, nil
+			}
+			found = append(found, j)
+		}
+		if next < 0 || len(failed) < step { // the call has read as many states as it may
+			return found, next, nil
+		}
+		from = next
+	}
+	return found, next, nil
+}
+
+func hasCode(j ledger.JobStatus, code string) bool {
+	e := j.LastError()
+	return e != nil && e.Code == code
 }
 
 // jobByKey returns a list with the job that has a key, if there is one and its state is the one
@@ -463,7 +512,7 @@ func (s *Store) jobByKey(ctx context.Context, p keyspace.Partition, group string
 	}
 	j := jobView(group, ordinal, status)
 	hideErrors(ctx, &j)
-	if j.Key = q.Key; q.State == "" || j.State == q.State {
+	if j.Key = q.Key; (q.State == "" || j.State == q.State) && (q.Code == "" || hasCode(status, q.Code)) {
 		list.Jobs = append(list.Jobs, j)
 	}
 	return list, nil

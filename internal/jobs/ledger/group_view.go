@@ -21,6 +21,7 @@ type Group struct {
 	ID, Tenant, Name, Type, Lane string
 	Tags                         api.Tags
 	CallbackURL                  string
+	SubmittedBy                  string // id of the API key; "": not known
 
 	Status         api.Status
 	Round          int
@@ -110,6 +111,7 @@ func newGroup(fields map[string]string, parts groupParts) Group {
 		Lane:        fields[groupLane],
 		Tags:        tagsOf(fields[groupTags]),
 		CallbackURL: fields[groupCallbackURL],
+		SubmittedBy: fields[groupSubmittedBy],
 		Status:      api.Status(fields[groupStatus]),
 		Round:       int(num(groupRound)),
 		Sealed:      fields[groupSealed] != "",
@@ -424,9 +426,10 @@ func ListGroups(
 	var groups []ListedGroup
 	// Groups with the same ms as Before that come before it in the list may fill whole pages: they
 	// are skipped.
-	for offset := int64(0); ; offset += int64(limit) {
+	count := int64(limit) + 1 // with Before itself
+	for offset := int64(0); ; offset += count {
 		page, err := c.ZRevRangeByScoreWithScores(ctx, key, &redis.ZRangeBy{
-			Min: since, Max: strconv.FormatFloat(r.Before.At, 'f', 0, 64), Offset: offset, Count: int64(limit),
+			Min: since, Max: strconv.FormatFloat(r.Before.At, 'f', 0, 64), Offset: offset, Count: count,
 		}).Result()
 		if err != nil {
 			return nil, fmt.Errorf("list groups of partition %d: %w", p.Index(), err)
@@ -437,7 +440,7 @@ func ListGroups(
 				groups = append(groups, g)
 			}
 		}
-		if len(groups) >= limit || len(page) < limit {
+		if len(groups) >= limit || int64(len(page)) < count {
 			return groups[:min(len(groups), limit)], nil
 		}
 	}
@@ -478,6 +481,7 @@ type GroupFacts struct {
 	Tenant     string
 	Reopened   string // the id of the request that has opened its round
 	Tags       api.Tags
+	Name       string
 	types      []string
 }
 
@@ -496,7 +500,7 @@ func ReadGroupFacts(
 	reads, _ := pipelined(ctx, c, ids, func(pipe redis.Pipeliner, id string) replies {
 		return replies{
 			pipe.HMGet(ctx, p.Group(id), groupStatus, groupPaused, groupType, groupTypes,
-				groupFailed, groupTags, groupTenant, groupReopened),
+				groupFailed, groupTags, groupTenant, groupReopened, groupName),
 			pipe.ZScore(ctx, p.Groups(), id),
 		}
 	})
@@ -509,6 +513,7 @@ func ReadGroupFacts(
 		facts[i] = GroupFacts{
 			Status: api.Status(v.str(0)), Paused: v.has(1), FailedJobs: v.num(4) > 0,
 			Created: time.UnixMilli(int64(read.created.Val())), Tags: tagsOf(v.str(5)), Tenant: v.str(6), Reopened: v.str(7),
+			Name:  v.str(8),
 			types: append(strings.Split(v.str(3), typesSeparator), v.str(2)),
 		}
 	}

@@ -53,6 +53,7 @@ type GroupFields struct {
 	ReduceFailures   bool          // some of them are of failed jobs
 	UniqueKeys       bool          // no two jobs have the same key
 	CallbackURL      string        // is told of the group's end; "": that of the tenant
+	SubmittedBy      string        // id of the API key; "": not known
 }
 
 // Encode returns the fields as the group's hash stores them, for [CreateArgs].
@@ -93,6 +94,9 @@ func (g *GroupFields) Encode() map[string]string {
 	}
 	if g.CallbackURL != "" {
 		f[groupCallbackURL] = g.CallbackURL
+	}
+	if g.SubmittedBy != "" {
+		f[groupSubmittedBy] = g.SubmittedBy
 	}
 	return f
 }

@@ -67,6 +67,8 @@ var Layout = layout.Part{Name: layout.Jobs, Oldest: 2, Newest: 3}
 //	                                              rounds
 //	callback_url             append               is told of the group's end; absent: the endpoint of
 //	                                              the tenant is, if there is one
+//	submitted_by             append               id of the API key with which it was submitted;
+//	                                              absent: not known
 //	unique_keys        1     append               no two jobs have the same key; absent: they may
 //	sweep                    cancel, sweep,       of a cancelled group: ordinal of the first job
 //	                         repair               that sweep has not looked at; absent: sweep has
@@ -127,6 +129,7 @@ const (
 	groupRepaired         = "repaired"
 	groupUniqueKeys       = "unique_keys"
 	groupCallbackURL      = "callback_url"
+	groupSubmittedBy      = "submitted_by"
 )
 
 // These divide the types, and the tags, of a group.

@@ -293,7 +293,7 @@ func list(words []string) string {
 }
 
 // groupFilters are the query parameters that select groups.
-var groupFilters = []string{"tenant", "status", "type", "paused", "failed_jobs", "tag", "prefix", "since"}
+var groupFilters = []string{"tenant", "status", "type", "paused", "failed_jobs", "tag", "prefix", "name", "since"}
 
 func (s *server) listGroups(r *http.Request) (l api.GroupList, err error) {
 	query, err := groupQuery(r)
@@ -313,7 +313,7 @@ func groupQuery(r *http.Request) (q messages.ListQuery, err error) {
 	v := r.URL.Query()
 	q = messages.ListQuery{
 		Tenant: v.Get("tenant"), Status: api.Status(strings.ToUpper(v.Get("status"))),
-		Type: v.Get("type"), Prefix: v.Get("prefix"),
+		Type: v.Get("type"), Prefix: v.Get("prefix"), Name: v.Get("name"),
 	}
 	if q.Cursor, q.Limit, err = pageParams(r); err != nil {
 		return q, err
@@ -322,6 +322,9 @@ func groupQuery(r *http.Request) (q messages.ListQuery, err error) {
 		if id := v.Get(name); id != "" && !api.ValidID(id) {
 			return q, invalidField(name, idProblem)
 		}
+	}
+	if len(q.Name) > messages.MaxNameLength {
+		return q, invalidField("name", fmt.Sprintf("must be at most %d bytes", messages.MaxNameLength))
 	}
 	if q.Status != "" && rank(q.Status) == 0 {
 		return q, invalidField("status",
@@ -365,12 +368,15 @@ func listJobs(b Backend) func(*http.Request) (api.JobList, error) {
 			return l, err
 		}
 		q := r.URL.Query()
-		query := messages.JobQuery{State: q.Get("state"), Key: q.Get("key")}
+		query := messages.JobQuery{State: q.Get("state"), Key: q.Get("key"), Code: q.Get("code")}
 		if query.Cursor, query.Limit, err = pageParams(r); err != nil {
 			return l, err
 		}
 		if query.State != "" && !slices.Contains(api.JobStates, query.State) {
 			return l, invalidField("state", "must be one of "+strings.Join(api.JobStates, ", "))
+		}
+		if len(query.Code) > MaxCodeLength {
+			return l, invalidField("code", fmt.Sprintf("must be at most %d bytes", MaxCodeLength))
 		}
 		if q.Has("key") && !messages.ValidJobKey(query.Key) {
 			return l, invalidField("key", "must "+messages.JobKeyRule)

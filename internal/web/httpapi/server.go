@@ -308,7 +308,7 @@ func (s *server) routes() []route {
 		{method: post, path: group + "/jobs", scope: auth.Submit, object: groupInPath, serve: s.appendJobs,
 			query: tableQuery, stream: true},
 		{method: get, path: group + "/jobs", scope: auth.Read, object: groupInPath, serve: show(listJobs(s.Backend)),
-			query: append([]string{"state", "key"}, page...)},
+			query: append([]string{"state", "key", "code"}, page...)},
 		{method: get, path: group + "/jobs/{ordinal}", scope: auth.Read, object: groupInPath, serve: show(s.getJob)},
 		{method: get, path: group + "/why", scope: auth.Read, object: groupInPath, serve: showByID(s.Backend.Why)},
 		{method: get, path: group + "/results", scope: auth.Read, object: groupInPath, serve: s.streamResults,
