@@ -3,6 +3,7 @@ package console
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"net/http"
@@ -73,27 +74,16 @@ type systemState struct {
 	deadCallbacks bool
 }
 
-func (p *overviewPage) readSystem(ctx context.Context) (s systemState, err error) {
-	if s.audit, err = p.backend.Audit(ctx); err != nil {
-		return s, err
-	}
-	if s.limits, err = p.backend.Limits(ctx); err != nil {
-		return s, err
-	}
-	dead, err := p.backend.Callbacks(ctx, api.CallbackQuery{State: api.CallbackDead, Limit: 1})
-	if err != nil {
-		return s, err
-	}
-	s.deadCallbacks = len(dead.Callbacks) > 0
-	guards, err := p.backend.Guards(ctx, guard.Query{Limit: guardsPage})
-	if err != nil {
-		return s, err
-	}
+func (p *overviewPage) readSystem(ctx context.Context) (systemState, error) {
+	audit, err1 := p.backend.Audit(ctx)
+	limits, err2 := p.backend.Limits(ctx)
+	dead, err3 := p.backend.Callbacks(ctx, api.CallbackQuery{State: api.CallbackDead, Limit: 1})
+	guards, err4 := p.backend.Guards(ctx, guard.Query{Limit: guardsPage})
+	s := systemState{audit: audit, limits: limits, deadCallbacks: len(dead.Callbacks) > 0}
 	looked := 0
 	for _, g := range guards.Guards {
-		// A member whose breaker is open is cooling.
-		if looked == guardsLooked || g.Cooling == 0 || g.Members > manyMembers {
-			continue
+		if g.Cooling == 0 || g.Members > manyMembers || looked == guardsLooked {
+			continue // a member whose breaker is open is cooling
 		}
 		looked++
 		all, err := p.backend.Guard(ctx, g.Name)
@@ -101,7 +91,7 @@ func (p *overviewPage) readSystem(ctx context.Context) (s systemState, err error
 			s.breakers = append(s.breakers, g.Name)
 		}
 	}
-	return s, nil
+	return s, errors.Join(err1, err2, err3, err4)
 }
 
 // newCache returns a cache of the answers to an expensive read, which all pages and readers share.
@@ -265,53 +255,45 @@ const (
 
 // healthOf returns what is not well in d, the worst first.
 func healthOf(d overviewData) (all []problem) {
-	add := func(subject, link, path, format string, args ...any) {
-		all = append(all, problem{subject, fmt.Sprintf(format, args...), link, path})
+	check := func(bad bool, subject, text, link, path string) {
+		if bad {
+			all = append(all, problem{subject, text, link, path})
+		}
 	}
 	if s := d.Stats; s != nil {
 		for _, role := range d.Missing {
-			add("", "Workers", "/ui/workers", "No live process has the role %s: jobs can't end without it.", role)
+			check(true, "", "No live process has the role "+role+": jobs can't end without it.", "Workers", "/ui/workers")
 		}
 		for _, t := range s.Types {
-			if t.Backlog > 0 && t.Workers == 0 && !t.Paused {
-				add(t.Type, "Workers", "/ui/workers", "has no worker, and %s.", plural(t.Backlog, "job", "jobs"))
-			}
+			check(t.Backlog > 0 && t.Workers == 0 && !t.Paused, t.Type,
+				"has no worker, and "+plural(t.Backlog, "job", "jobs")+".", "Workers", "/ui/workers")
 		}
-		if m := s.Memory; m.Max > 0 && m.Used > m.Max/100*fullMemory {
-			add("", "Backlog", "/ui/#types-title", "Redis uses %s of its memory.", percent(m.Used, m.Max))
+		check(s.Memory.Max > 0 && s.Memory.Used > s.Memory.Max/100*fullMemory, "",
+			"Redis uses "+percent(s.Memory.Used, s.Memory.Max)+" of its memory.", "Types", "/ui/#types-title")
+		if s.OldestWaiting != nil {
+			waited := d.At.Sub(*s.OldestWaiting)
+			check(waited > longWait, "", "The oldest waiting job has waited for "+duration(waited.Seconds())+".", "Types", "/ui/#types-title")
 		}
-		if at := s.OldestWaiting; at != nil && d.At.Sub(*at) > longWait {
-			add("", "Types", "/ui/#types-title", "The oldest waiting job has waited for %s.", duration(d.At.Sub(*at).Seconds()))
+		failed, ended, letters := d.History.FailedLately, d.History.EndedLately, ""
+		if d.Groups {
+			letters = "/ui/dead-letters"
 		}
-		if f, ended := d.History.FailedLately, d.History.EndedLately; f > fewFailures && f > ended/100 {
-			path := ""
-			if d.Groups {
-				path = "/ui/dead-letters"
-			}
-			add("", "Dead letters", path, "%s have failed in the last 10 minutes, of %s that ended.",
-				plural(int64(math.Round(f)), "job", "jobs"), count(int64(math.Round(ended))))
-		}
+		check(failed > fewFailures && failed > ended/100, "", fmt.Sprintf("%s of the %s that ended in the last 10 minutes have failed.",
+			decimal(math.Round(failed)), plural(int64(ended), "job", "jobs")), "Dead letters", letters)
 	}
 	if s := d.system; s != nil {
-		if laws, open := openLaws(s.audit); open > 0 {
-			var names []string
-			for _, law := range laws {
-				names = append(names, law.Name+" "+count(law.Number))
-			}
-			add(strings.Join(names, ", "), "Audit", "/ui/audit", "– the audit has %s.", plural(open, "open violation", "open violations"))
+		laws, open := openLaws(s.audit)
+		names := make([]string, len(laws))
+		for i, law := range laws {
+			names[i] = law.Name + " " + count(law.Number)
 		}
+		check(open > 0, strings.Join(names, ", "), "– the audit has "+plural(open, "open violation", "open violations")+".", "Audit", "/ui/audit")
 		for _, g := range s.breakers {
-			add(g, "Guard", "/ui/guards/"+url.PathEscape(g), "has an open breaker.")
+			check(true, g, "has an open breaker.", "Guard", "/ui/guards/"+url.PathEscape(g))
 		}
-		if s.deadCallbacks {
-			add("", "Callbacks", "/ui/callbacks", "Callbacks are dead: they were tried often enough, and are sent again only on request.")
-		}
-		if len(s.limits.PendingPartitions) > 0 {
-			add("", "Limits", "/ui/limits", "The last change of limits is not in effect everywhere.")
-		}
-		if len(s.limits.ProcessesThatDiffer) > 0 {
-			add("", "Limits", "/ui/limits", "The environments of processes have different limits.")
-		}
+		check(s.deadCallbacks, "", "Callbacks are dead: they are sent again only on request.", "Callbacks", "/ui/callbacks")
+		check(len(s.limits.PendingPartitions) > 0, "", "The last change of limits is not in effect everywhere.", "Limits", "/ui/limits")
+		check(len(s.limits.ProcessesThatDiffer) > 0, "", "The environments of processes have different limits.", "Limits", "/ui/limits")
 	}
 	return all
 }

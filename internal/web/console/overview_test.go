@@ -227,16 +227,16 @@ func TestHealth(t *testing.T) {
 		return overviewData{Stats: &api.Stats{}, At: now, Groups: true, system: &systemState{}}
 	}
 	for want, change := range map[string]func(d *overviewData){
-		"No live process has the role fetcher":         func(d *overviewData) { d.Missing = []string{"fetcher"} },
-		"has no worker, and 7 jobs.":                   func(d *overviewData) { d.Stats.Types = []api.TypeStats{{Type: "T", Backlog: 7}} },
-		"Redis uses 90% of its memory.":                func(d *overviewData) { d.Stats.Memory = api.RedisMemory{Used: 900, Max: 1000} },
-		"The oldest waiting job has waited for 1 h.":   func(d *overviewData) { d.Stats.OldestWaiting = &old },
-		"11 jobs have failed in the last 10 minutes":   func(d *overviewData) { d.History.FailedLately, d.History.EndedLately = 11, 1000 },
-		"the audit has 2 open violations":              func(d *overviewData) { d.system.audit.ByLaw = map[string]int64{"location": 2} },
-		"has an open breaker.":                         func(d *overviewData) { d.system.breakers = []string{"pool/smtp"} },
-		"Callbacks are dead":                           func(d *overviewData) { d.system.deadCallbacks = true },
-		"The last change of limits is not in effect":   func(d *overviewData) { d.system.limits.PendingPartitions = []int{1} },
-		"The environments of processes have different": func(d *overviewData) { d.system.limits.ProcessesThatDiffer = make([]api.ProcessLimits, 2) },
+		"No live process has the role fetcher":                                func(d *overviewData) { d.Missing = []string{"fetcher"} },
+		"has no worker, and 7 jobs.":                                          func(d *overviewData) { d.Stats.Types = []api.TypeStats{{Type: "T", Backlog: 7}} },
+		"Redis uses 90% of its memory.":                                       func(d *overviewData) { d.Stats.Memory = api.RedisMemory{Used: 900, Max: 1000} },
+		"The oldest waiting job has waited for 1 h.":                          func(d *overviewData) { d.Stats.OldestWaiting = &old },
+		"11 of the 1,000 jobs that ended in the last 10 minutes have failed.": func(d *overviewData) { d.History.FailedLately, d.History.EndedLately = 11, 1000 },
+		"the audit has 2 open violations":                                     func(d *overviewData) { d.system.audit.ByLaw = map[string]int64{"location": 2} },
+		"has an open breaker.":                                                func(d *overviewData) { d.system.breakers = []string{"pool/smtp"} },
+		"Callbacks are dead":                                                  func(d *overviewData) { d.system.deadCallbacks = true },
+		"The last change of limits is not in effect":                          func(d *overviewData) { d.system.limits.PendingPartitions = []int{1} },
+		"The environments of processes have different":                        func(d *overviewData) { d.system.limits.ProcessesThatDiffer = make([]api.ProcessLimits, 2) },
 	} {
 		d := well()
 		change(&d)

@@ -182,35 +182,23 @@ func (p tenantPages) read(ctx context.Context, id string) (tenantData, error) {
 }
 
 func (p tenantPages) rest(ctx context.Context, id string) (rest tenantRest, err error) {
-	l, err := p.backend.Groups(ctx, messages.ListQuery{Tenant: id, Limit: tenantGroups})
-	if err != nil {
+	newest, err1 := p.backend.Groups(ctx, messages.ListQuery{Tenant: id, Limit: tenantGroups})
+	running, err2 := p.backend.Groups(ctx, messages.ListQuery{Tenant: id, Status: api.StatusRunning, Limit: tenantGroups})
+	letters, err3 := p.backend.DeadLetters(ctx, messages.DeadLetterQuery{Tenant: id, Limit: tenantFailures})
+	history, err4 := p.backend.TenantHistory(ctx, id, tenantMinutes)
+	if err := errors.Join(err1, err2, err3, err4); err != nil {
 		return rest, err
 	}
-	rest.Groups = l.Groups
-	rest.Callback, err = p.backend.Callback(ctx, id)
-	if errors.Is(err, api.ErrNotFound) {
+	rest.Groups, rest.Failures = newest.Groups, letters.DeadLetters
+	rest.addHistory(history)
+	if n := len(running.Groups); n > 0 {
+		rest.Oldest = running.Groups[n-1].ID
+		if rest.Why, err = p.backend.Why(ctx, rest.Oldest); err != nil && !errors.Is(err, api.ErrNotFound) {
+			return rest, err
+		}
+	}
+	if rest.Callback, err = p.backend.Callback(ctx, id); errors.Is(err, api.ErrNotFound) {
 		rest.Callback, err = api.TenantCallback{Events: api.DefaultCallbackEvents}, nil
-	}
-	if err != nil {
-		return rest, err
-	}
-	h, err := p.backend.TenantHistory(ctx, id, tenantMinutes)
-	if err != nil && !errors.Is(err, api.ErrNotFound) { // it may have been deleted
-		return rest, err
-	}
-	rest.addHistory(h)
-	letters, err := p.backend.DeadLetters(ctx, messages.DeadLetterQuery{Tenant: id, Limit: tenantFailures})
-	if err != nil {
-		return rest, err
-	}
-	rest.Failures = letters.DeadLetters
-	l, err = p.backend.Groups(ctx, messages.ListQuery{Tenant: id, Status: api.StatusRunning, Limit: tenantGroups})
-	if err != nil || len(l.Groups) == 0 {
-		return rest, err
-	}
-	rest.Oldest = l.Groups[len(l.Groups)-1].ID
-	if rest.Why, err = p.backend.Why(ctx, rest.Oldest); errors.Is(err, api.ErrNotFound) {
-		err = nil
 	}
 	return rest, err
 }
