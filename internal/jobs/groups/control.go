@@ -45,6 +45,32 @@ func (s *Store) Cancel(ctx context.Context, group string) (api.Accepted, error) 
 	}, func(g ledger.GroupState) bool { return g.Status == api.StatusCancelled })
 }
 
+// CancelJob ends a job that no worker has taken, as cancelled, and returns it. Twice: a job that was
+// cancelled alone is returned again. It returns api.ErrConflict for a job that is in flight or has
+// ended.
+func (s *Store) CancelJob(ctx context.Context, group string, ordinal int64) (api.Job, error) {
+	if ordinal < 0 || ordinal >= messages.MaxTotal {
+		return api.Job{}, fmt.Errorf("job %s.%d: %w", group, ordinal, api.ErrNotFound)
+	}
+	_, err := s.command(ctx, group, func(ctx context.Context, p keyspace.Partition) (err error) {
+		for range maxTries {
+			var steps []ledger.JobStep
+			steps, err = ledger.CancelJob(ctx, s.conn.Cmd, p, group, ordinal)
+			for _, step := range steps {
+				s.tel.RecordStep(ctx, p.Group(group), telemetry.JobStep(step))
+			}
+			if !errors.Is(err, ledger.ErrJobMoved) {
+				return err
+			}
+		}
+		return err
+	}, func(g ledger.GroupState) bool { return g.Status != "" })
+	if err != nil {
+		return api.Job{}, err
+	}
+	return s.Job(ctx, group, ordinal)
+}
+
 // Retry opens the next round of a completed or failed group, in which all or the chosen failed jobs
 // run again. The watcher makes these jobs waiting afterwards.
 func (s *Store) Retry(ctx context.Context, group string, choice api.RetryChoice) (api.Accepted, error) {

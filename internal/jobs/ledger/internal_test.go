@@ -66,6 +66,7 @@ var results = map[string][]string{
 	"append":          {"OK", "DUP"},
 	"base":            {"ERR"},
 	"cancel":          {"OK"},
+	"cancel_job":      {"OK"},
 	"count":           {"OK", "STALE"},
 	"direct":          {"OK"},
 	"enlist":          {"OK"},

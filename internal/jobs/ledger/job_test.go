@@ -455,7 +455,7 @@ func TestFindReady(t *testing.T) {
 			j, found := find("g", i)
 			require.True(w, found)
 			require.Equal(w, i, j.Job.Ordinal)
-			j.Job = nil
+			j.Job, j.ID = nil, ""
 			require.Equal(w, ledger.ReadyJob{Ordinal: i, Type: "U", Before: j.Before}, j, "no worker has served the type yet")
 			before[i] = j.Before
 		}

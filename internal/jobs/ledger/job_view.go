@@ -332,6 +332,7 @@ func DueBefore(
 type ReadyJob struct {
 	Ordinal int64
 	Type    string
+	ID      string // of its entry
 	Before  int64  // entries before it that no worker process has read; 0 if one has read it
 	Key     string // "": it has none
 	Job     *Job
@@ -364,7 +365,7 @@ func FindReady(
 				}
 				if mine {
 					read, err := delivered(ctx, c, p, typ)
-					job := ReadyJob{Ordinal: j.Ordinal, Type: typ, Before: max(0, before-read), Key: j.Key(), Job: &j}
+					job := ReadyJob{Ordinal: j.Ordinal, Type: typ, ID: e.ID, Before: max(0, before-read), Key: j.Key(), Job: &j}
 					return job, err == nil, err
 				}
 				before++

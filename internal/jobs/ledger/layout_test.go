@@ -91,7 +91,7 @@ func TestLayoutListsEveryField(t *testing.T) {
 		return err
 	}))
 	here := []string{
-		"name", "lane", "base_priority", "max_retries", "job_timeout", "run_at", "failure_threshold", "aggregate", "reduce_failures", "callback_url", // create takes them as they come
+		"name", "lane", "base_priority", "max_retries", "job_timeout", "run_at", "failure_threshold", "aggregate", "reduce_failures", "callback_url", "submitted_by", // create takes them as they come
 		"throttles", "waited", // in lists of names
 		"do", "filter", "dry_run", "by", "total", // enlist likewise
 		"renewals", // the watcher's, through CountRenewal

@@ -62,17 +62,22 @@ type refusal struct {
 // for every script without an entry of its own for the code. Codes that are not listed are no
 // errors: they are values of the reply.
 var refusals = map[[2]string]refusal{
-	{"", "NOGROUP"}:        {"group %[3]v", api.ErrNotFound},
-	{"pause", "NOGROUP"}:   {"group %[4]v", api.ErrNotFound},
-	{"why", "NOJOB"}:       {"job %[3]v.%[4]v", api.ErrNotFound},
-	{"expire", "FENCED"}:   {"expire group %[3]v", ErrFenced},
-	{"append", "CONFLICT"}: {"group %[3]v: another group has this id: choose another id", api.ErrConflict},
-	{"append", "TAKEN"}:    {"group %[3]v: this id is taken: choose another", api.ErrConflict}, // whose it is must not be said
-	{"cancel", "ENDED"}:    {"group %[3]v is %[1]v and can no longer be cancelled", api.ErrConflict},
-	{"pause", "ENDED"}:     {"group %[4]v is %[1]v and can no longer be paused or resumed", api.ErrConflict},
-	{"seal", "CANCELLED"}:  {"group %[3]v is CANCELLED and can no longer be sealed", api.ErrConflict},
-	{"seal", "TOTAL"}:      {"group %[3]v: has %[1]v jobs, which disagrees with the total of %[2]v", api.ErrConflict},
-	{"reopen", "STATE"}:    {"group %[3]v is %[1]v: only a completed or failed group can be retried", api.ErrConflict},
+	{"", "NOGROUP"}:           {"group %[3]v", api.ErrNotFound},
+	{"pause", "NOGROUP"}:      {"group %[4]v", api.ErrNotFound},
+	{"why", "NOJOB"}:          {"job %[3]v.%[4]v", api.ErrNotFound},
+	{"expire", "FENCED"}:      {"expire group %[3]v", ErrFenced},
+	{"append", "CONFLICT"}:    {"group %[3]v: another group has this id: choose another id", api.ErrConflict},
+	{"append", "TAKEN"}:       {"group %[3]v: this id is taken: choose another", api.ErrConflict}, // whose it is must not be said
+	{"cancel_job", "NOJOB"}:   {"job %[3]v.%[4]v", api.ErrNotFound},
+	{"cancel_job", "GROUP"}:   {"job %[3]v.%[4]v: its group is cancelled, and the job with it", api.ErrConflict},
+	{"cancel_job", "STARTED"}: {"job %[3]v.%[4]v is in flight: let it finish, or cancel its group", api.ErrConflict},
+	{"cancel_job", "ENDED"}:   {"job %[3]v.%[4]v has ended", api.ErrConflict},
+	{"cancel_job", "MOVED"}:   {"job %[3]v.%[4]v was not found, because it moves or many jobs are before it: try again, or cancel its group", ErrJobMoved},
+	{"cancel", "ENDED"}:       {"group %[3]v is %[1]v and can no longer be cancelled", api.ErrConflict},
+	{"pause", "ENDED"}:        {"group %[4]v is %[1]v and can no longer be paused or resumed", api.ErrConflict},
+	{"seal", "CANCELLED"}:     {"group %[3]v is CANCELLED and can no longer be sealed", api.ErrConflict},
+	{"seal", "TOTAL"}:         {"group %[3]v: has %[1]v jobs, which disagrees with the total of %[2]v", api.ErrConflict},
+	{"reopen", "STATE"}:       {"group %[3]v is %[1]v: only a completed or failed group can be retried", api.ErrConflict},
 	{"reopen", "NOTCHOSEN"}: {
 		"group %[3]v: no failed job has one of these codes or ordinals: look at its failures", api.ErrConflict,
 	},

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
@@ -288,6 +289,31 @@ func (m *model) actCancel() {
 	require.Equal(m, b.ended() && b.live(), err != nil, "cancel %s: %v", g, err)
 	if err == nil {
 		b.status, b.sealed, b.requeue, b.paused = "CANCELLED", true, false, false
+	}
+}
+
+// actCancelJob cancels a random job. It must be refused if the job has started or ended, unless it was
+// cancelled; otherwise only if a worker has read it, or an old entry hides its place.
+func (m *model) actCancelJob() {
+	g := m.group()
+	b := m.reference.groups[g]
+	if len(b.jobs) == 0 {
+		return
+	}
+	ordinal := m.upTo(len(b.jobs) - 1)
+	j := &b.jobs[ordinal]
+	err := m.cancelling(g, int64(ordinal))()
+	switch {
+	case j.letter == ledger.Cancelled:
+		require.NoError(m, err)
+	case err != nil:
+		require.ErrorIs(m, err, api.ErrConflict)
+		may := b.live() && strings.IndexByte("WNR", byte(j.letter)) >= 0
+		require.False(m, may && j.letter != ledger.Ready && !m.torn, "cancel %s.%d: %v", g, ordinal, err)
+	default:
+		require.True(m, b.live())
+		require.Contains(m, "WNR", string(rune(j.letter)))
+		j.letter, j.errs = ledger.Cancelled, ""
 	}
 }
 

@@ -99,6 +99,7 @@ var acts = map[string]func(m *model){
 	"reduce":       (*model).actReduce,
 	"advance":      func(m *model) { m.goOn(m.group()) },
 	"cancel":       (*model).actCancel,
+	"cancel job":   (*model).actCancelJob,
 	"sweep":        (*model).actSweep,
 	"retry":        (*model).actRetry,
 	"drain":        (*model).actDrain,

@@ -36,8 +36,8 @@ if (search) {
   document.addEventListener("keydown", (event) => {
     const inSearch = search.contains(document.activeElement);
     if (event.key === "/" && !event.ctrlKey && !event.metaKey && !document.activeElement.matches("input, textarea, select")) {
-      event.preventDefault();
-      search.q.select();
+      event.preventDefault(); // Firefox would search in the page
+      document.addEventListener("keyup", () => search.q.select(), { once: true });
     } else if (event.key === "Escape" && inSearch) {
       suggested.hidden = true;
       search.q.focus();
