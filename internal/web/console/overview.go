@@ -266,7 +266,7 @@ func healthOf(d overviewData) (all []problem) {
 		}
 		for _, t := range s.Types {
 			check(t.Backlog > 0 && t.Workers == 0 && !t.Paused, t.Type,
-				"has no worker, and "+plural(t.Backlog, "job", "jobs")+".", "Workers", "/ui/workers")
+				"has "+plural(t.Backlog, "job", "jobs")+", but no worker.", "Workers", "/ui/workers")
 		}
 		check(s.Memory.Max > 0 && s.Memory.Used > s.Memory.Max/100*fullMemory, "",
 			"Redis uses "+percent(s.Memory.Used, s.Memory.Max)+" of its memory.", "Types", "/ui/#types-title")
@@ -362,7 +362,7 @@ func pauseType(
 }
 
 const (
-	historyWidth, historyHeight = 600, 190
+	historyWidth, historyHeight = 400, 190
 	// historyPoints is about the highest number of points of a chart's line, so that the chart
 	// takes few bytes.
 	historyPoints = 60
@@ -402,16 +402,25 @@ var (
 		{"in flight", "in-flight", func(p api.HistoryPoint) float64 { return float64(p.InFlight) }},
 	}
 	historyDelays = []line{
-		{"p50", "in-flight", func(p api.HistoryPoint) float64 { return orNaN(p.StartDelayP50MS) }},
-		{"p99", "non-ready", func(p api.HistoryPoint) float64 { return orNaN(p.StartDelayP99MS) }},
+		{"p50", "in-flight", func(p api.HistoryPoint) float64 { return secondsOf(p.StartDelayP50MS) }},
+		{"p99", "non-ready", func(p api.HistoryPoint) float64 { return secondsOf(p.StartDelayP99MS) }},
 	}
 )
 
-func orNaN(v *float64) float64 {
+// secondsOf returns a number of ms in seconds; NaN: there is none.
+func secondsOf(v *float64) float64 {
 	if v == nil {
 		return math.NaN()
 	}
-	return *v
+	return *v / 1000
+}
+
+// delay formats a number of seconds in one unit.
+func delay(seconds float64) string {
+	if seconds < 1 {
+		return decimal(seconds*1000) + " ms"
+	}
+	return decimal(seconds) + " s"
 }
 
 // newHistoryView returns the view of the `minutes` before the newest point of a history. h must
@@ -444,24 +453,27 @@ func newHistoryView(h api.History, minutes int, now time.Time) historyView {
 	}
 	v.Failed = int64(math.Round(failed))
 	columns := columnsOf(h.Points, newest.T.Add(-time.Duration(minutes)*time.Minute), step)
-	v.Rates = newHistoryChart(true, historyRates, columns, newest)
-	v.Jobs = newHistoryChart(true, historyJobs, columns, newest)
-	v.Delays = newHistoryChart(false, historyDelays, columns, newest)
+	v.Rates = newHistoryChart(historyRates, columns, newest, decimal)
+	v.Jobs = newHistoryChart(historyJobs, columns, newest, decimal)
+	v.Delays = newHistoryChart(historyDelays, columns, newest, delay)
 	return v
 }
 
-// newHistoryChart returns a chart with the newest point in its legend; nil if it has no values.
-func newHistoryChart(stacked bool, lines []line, columns []column, newest api.HistoryPoint) *lineChart {
+// newHistoryChart returns a chart with the newest point in its legend; nil if it has no values. All but
+// that of the delays are stacked.
+func newHistoryChart(
+	lines []line, columns []column, newest api.HistoryPoint, write func(float64) string,
+) *lineChart {
 	var series []lineSeries
 	for _, l := range lines {
 		series = append(series, lineSeries{Name: l.name, Class: l.class, Points: l.points(columns)})
 	}
-	c, ok := newLineChart(historyWidth, historyHeight, stacked, series, decimal)
+	c, ok := newLineChart(historyWidth, historyHeight, lines[0].name != historyDelays[0].name, series, write)
 	if !ok {
 		return nil
 	}
 	for i, l := range lines {
-		c.Lines[i].Last = decimal(l.value(newest))
+		c.Lines[i].Last = write(l.value(newest))
 	}
 	return &c
 }

@@ -121,7 +121,7 @@ func (r *tenantRest) addHistory(h api.TenantHistory) {
 	}
 	newest := points[len(points)-1]
 	columns := columnsOf(points, points[0].T.Add(-time.Second), time.Duration(h.StepSeconds)*time.Second)
-	r.Rates, r.Jobs = newHistoryChart(true, tenantRates, columns, newest), newHistoryChart(true, tenantJobs, columns, newest)
+	r.Rates, r.Jobs = newHistoryChart(tenantRates, columns, newest, decimal), newHistoryChart(tenantJobs, columns, newest, decimal)
 }
 
 // settings are the names of the fields in the form with a tenant's settings.
