@@ -71,7 +71,7 @@ type systemState struct {
 	audit         api.AuditState
 	limits        api.Limits
 	breakers      []string // guards with open breakers
-	deadCallbacks bool
+	deadCallbacks bool     // some have died lately
 }
 
 func (p *overviewPage) readSystem(ctx context.Context) (systemState, error) {
@@ -79,7 +79,10 @@ func (p *overviewPage) readSystem(ctx context.Context) (systemState, error) {
 	limits, err2 := p.backend.Limits(ctx)
 	dead, err3 := p.backend.Callbacks(ctx, api.CallbackQuery{State: api.CallbackDead, Limit: 1})
 	guards, err4 := p.backend.Guards(ctx, guard.Query{Limit: guardsPage})
-	s := systemState{audit: audit, limits: limits, deadCallbacks: len(dead.Callbacks) > 0}
+	s := systemState{audit: audit, limits: limits}
+	s.deadCallbacks = slices.ContainsFunc(dead.Callbacks, func(c api.Callback) bool {
+		return c.DiedAt != nil && time.Since(*c.DiedAt) < 24*time.Hour
+	})
 	looked := 0
 	for _, g := range guards.Guards {
 		if g.Cooling == 0 || g.Members > manyMembers || looked == guardsLooked {
@@ -291,7 +294,7 @@ func healthOf(d overviewData) (all []problem) {
 		for _, g := range s.breakers {
 			check(true, g, "has an open breaker.", "Guard", "/ui/guards/"+url.PathEscape(g))
 		}
-		check(s.deadCallbacks, "", "Callbacks are dead: they are sent again only on request.", "Callbacks", "/ui/callbacks")
+		check(s.deadCallbacks, "", "Callbacks have died in the last day: they are sent again only on request.", "Callbacks", "/ui/callbacks")
 		check(len(s.limits.PendingPartitions) > 0, "", "The last change of limits is not in effect everywhere.", "Limits", "/ui/limits")
 		check(len(s.limits.ProcessesThatDiffer) > 0, "", "The environments of processes have different limits.", "Limits", "/ui/limits")
 	}

@@ -234,7 +234,7 @@ func TestHealth(t *testing.T) {
 		"11 of the 1,000 jobs that ended in the last 10 minutes have failed.": func(d *overviewData) { d.History.FailedLately, d.History.EndedLately = 11, 1000 },
 		"the audit has 2 open violations":                                     func(d *overviewData) { d.system.audit.ByLaw = map[string]int64{"location": 2} },
 		"has an open breaker.":                                                func(d *overviewData) { d.system.breakers = []string{"pool/smtp"} },
-		"Callbacks are dead":                                                  func(d *overviewData) { d.system.deadCallbacks = true },
+		"Callbacks have died in the last day":                                 func(d *overviewData) { d.system.deadCallbacks = true },
 		"The last change of limits is not in effect":                          func(d *overviewData) { d.system.limits.PendingPartitions = []int{1} },
 		"The environments of processes have different":                        func(d *overviewData) { d.system.limits.ProcessesThatDiffer = make([]api.ProcessLimits, 2) },
 	} {
