@@ -129,9 +129,7 @@ func (d *startDelays) see(workers []presence.WorkerReport) {
 	defer d.mu.Unlock()
 	d.now = map[string]presence.Delays{}
 	for _, w := range workers {
-		if w.StartDelays != nil {
-			d.now[w.ID] = *w.StartDelays
-		}
+		d.now[w.ID] = w.StartDelays
 	}
 }
 

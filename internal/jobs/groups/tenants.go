@@ -304,17 +304,12 @@ func (s *Store) MeasureBusiest(
 	if found.Oldest, err = ledger.OldestWaiting(ctx, s.conn.Cmd, p, looked); err != nil {
 		return err
 	}
-	document, err := json.Marshal(found)
-	if err != nil {
+	document, err1 := json.Marshal(found)
+	line, err2 := json.Marshal(sample)
+	if err := errors.Join(err1, err2); err != nil {
 		return fmt.Errorf("encode the busiest tenants: %w", err)
 	}
-	if err := ledger.StoreBusiest(ctx, s.conn.Cmd, p, document); err != nil {
-		return err
-	}
-	if document, err = json.Marshal(sample); err != nil {
-		return fmt.Errorf("encode a sample of the busiest tenants: %w", err)
-	}
-	return ledger.AppendTop(ctx, s.conn.Cmd, p, document)
+	return ledger.StoreBusiest(ctx, s.conn.Cmd, p, document, line)
 }
 
 // topSample is the figures of the busiest tenants of a partition at one time.

@@ -369,9 +369,6 @@ func TestStartDelaysInHistory(t *testing.T) {
 	report := func(id string, ms ...int) presence.WorkerReport {
 		r := presence.WorkerReport{WorkerStatus: api.WorkerStatus{ID: id}}
 		for _, d := range ms {
-			if r.StartDelays == nil {
-				r.StartDelays = &presence.Delays{}
-			}
 			r.StartDelays.Add(time.Duration(d) * time.Millisecond)
 		}
 		return r

@@ -177,10 +177,19 @@ func ActiveTenants(
 	return tenants, unfinished, next, nil
 }
 
-// StoreBusiest stores the document with a partition's busiest tenants, which the watcher has found.
-// Twice: the second call stores the same.
-func StoreBusiest(ctx context.Context, c redis.Cmdable, p keyspace.Partition, document []byte) error {
-	if err := c.Set(ctx, p.Top(), document, 0).Err(); err != nil {
+// MaxTopSamples is how many samples of the busiest tenants a partition keeps.
+const MaxTopSamples = 180
+
+// StoreBusiest stores the document with a partition's busiest tenants, which the watcher has found, and
+// adds a sample of them to those of TopSamples. It stores nothing while the memory of Redis is full.
+func StoreBusiest(ctx context.Context, c redis.Cmdable, p keyspace.Partition, document, sample []byte) error {
+	_, err := c.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+		pipe.Set(ctx, p.Top(), document, 0)
+		pipe.LPush(ctx, p.TopHistory(), sample)
+		pipe.LTrim(ctx, p.TopHistory(), 0, MaxTopSamples-1)
+		return nil
+	})
+	if err != nil && !call.IsOOM(err) {
 		return fmt.Errorf("store the busiest tenants of partition %d: %w", p.Index(), err)
 	}
 	return nil
@@ -198,24 +207,7 @@ func Busiest(ctx context.Context, c redis.Cmdable, p keyspace.Partition) ([]byte
 	return document, nil
 }
 
-// MaxTopSamples is how many samples of the busiest tenants a partition keeps.
-const MaxTopSamples = 180
-
-// AppendTop stores a sample of a partition's busiest tenants, and deletes the oldest of more than
-// MaxTopSamples. It stores nothing while the memory of Redis is full.
-func AppendTop(ctx context.Context, c redis.Cmdable, p keyspace.Partition, sample []byte) error {
-	_, err := c.Pipelined(ctx, func(pipe redis.Pipeliner) error {
-		pipe.LPush(ctx, p.TopHistory(), sample)
-		pipe.LTrim(ctx, p.TopHistory(), 0, MaxTopSamples-1)
-		return nil
-	})
-	if err != nil && !call.IsOOM(err) {
-		return fmt.Errorf("store a sample of the busiest tenants of partition %d: %w", p.Index(), err)
-	}
-	return nil
-}
-
-// TopSamples returns what AppendTop has stored, the newest sample first.
+// TopSamples returns the samples that StoreBusiest has stored, the newest first.
 func TopSamples(ctx context.Context, c redis.Cmdable, p keyspace.Partition) ([]string, error) {
 	samples, err := c.LRange(ctx, p.TopHistory(), 0, MaxTopSamples-1).Result()
 	if err != nil {

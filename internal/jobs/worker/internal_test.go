@@ -21,7 +21,7 @@ import (
 )
 
 func startRates(r *rates, now time.Time) map[string]float64 {
-	perSecond, _ := r.report(now)
+	perSecond, _, _ := r.report(now)
 	return perSecond
 }
 
@@ -79,7 +79,7 @@ func TestStartRatesCountAtLeastHalfASecond(t *testing.T) {
 func TestRunTimes(t *testing.T) {
 	r, now := newRates(), time.Now()
 	milliseconds := func(now time.Time) map[string]float64 {
-		_, runMS := r.report(now)
+		_, runMS, _ := r.report(now)
 		return runMS
 	}
 	require.Empty(t, milliseconds(now))

@@ -176,8 +176,8 @@ const runAge = 2 * time.Second
 
 // rates measures, by type, how fast this process starts jobs and how long they run.
 type rates struct {
-	mu         sync.Mutex       // guards the fields below, and all typeRates
-	delays     *presence.Delays // of all starts that had one; nil: none
+	mu         sync.Mutex      // guards the fields below, and all typeRates
+	delays     presence.Delays // of all first attempts
 	types      map[string]*typeRates
 	reportedAt time.Time // last call of report
 }
@@ -217,9 +217,6 @@ func (r *rates) started(now time.Time, typ string, n int, delays ...time.Duratio
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(delays) > 0 && r.delays == nil {
-		r.delays = new(presence.Delays)
-	}
 	for _, d := range delays {
 		r.delays.Add(d)
 	}
@@ -249,8 +246,8 @@ func (r *rates) ran(typ string, n int, took time.Duration) {
 // report returns the start rate of each type of which a job was started within rateSpan, in jobs
 // per second, and the mean run time of each type of which a job has ever ended, in ms. That mean is
 // a moving average: each report adds the mean since the last one. A type without new jobs keeps its
-// average.
-func (r *rates) report(now time.Time) (startedPerSecond, runMS map[string]float64) {
+// average. delays are those of all first attempts so far.
+func (r *rates) report(now time.Time) (startedPerSecond, runMS map[string]float64, delays presence.Delays) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	weight := 1 - math.Exp(-now.Sub(r.reportedAt).Seconds()/runAge.Seconds())
@@ -271,18 +268,7 @@ func (r *rates) report(now time.Time) (startedPerSecond, runMS map[string]float6
 			runMS[typ] = t.meanRun
 		}
 	}
-	return startedPerSecond, runMS
-}
-
-// startDelays returns a copy of the counts of start delays; nil: there are none.
-func (r *rates) startDelays() *presence.Delays {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.delays == nil {
-		return nil
-	}
-	all := *r.delays
-	return &all
+	return startedPerSecond, runMS, r.delays
 }
 
 // startRate returns the jobs started per second; 0: none within rateSpan.

@@ -321,8 +321,7 @@ func (w *Worker) publishStatus(ctx context.Context) error {
 	}
 	r := presence.WorkerReport{WorkerStatus: w.Status()}
 	_, r.RunningSince = w.slots.running(200)
-	r.StartedPerSecond, r.RunMS = w.rates.report(time.Now())
-	r.StartDelays = w.rates.startDelays()
+	r.StartedPerSecond, r.RunMS, r.StartDelays = w.rates.report(time.Now())
 	r.BatchSizes = w.batchSizes()
 	r.PermissionsPerSecond, r.NoPermissionUntil = map[string]float64{}, map[string]time.Time{}
 	for typ, g := range w.gates {

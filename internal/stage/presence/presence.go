@@ -50,8 +50,8 @@ type WorkerReport struct {
 	// RunningSince is, by the id of a job, when the job began to run, by the clock of the worker. It
 	// has 200 jobs at most.
 	RunningSince map[string]time.Time `json:"running_since,omitempty"`
-	// StartDelays are those of all first attempts since the process began; nil: there were none.
-	StartDelays *Delays `json:"start_delays,omitempty"`
+	// StartDelays are those of all first attempts since the process began.
+	StartDelays Delays `json:"start_delays,omitzero"`
 }
 
 // PublishWorker stores the heartbeat of a worker process.

@@ -142,3 +142,23 @@ func TestReadyBoundOfAGatedType(t *testing.T) {
 		require.Equal(t, 50, c.ReadyBound("OPEN", 50, 1000).Cap)
 	}
 }
+
+func TestDelays(t *testing.T) {
+	t.Parallel()
+	var d presence.Delays
+	_, ok := d.Quantile(0.5)
+	require.False(t, ok)
+	before := d
+	for _, ms := range []int64{-5, 0, 1, 3, 1000, 1 << 40} {
+		d.Add(time.Duration(ms) * time.Millisecond)
+	}
+	require.Equal(t, presence.Delays{0: 2, 1: 1, 2: 1, 10: 1, 23: 1}, d)
+	require.Equal(t, d, d.Since(before))
+	require.Equal(t, before, d.Since(d))
+	require.Equal(t, before, before.Since(d), "another process")
+	for q, want := range map[float64]float64{0.1: 0.3, 0.5: 2, 4.5 / 6: 768, 1: 1 << 23} {
+		got, ok := d.Quantile(q)
+		require.True(t, ok)
+		require.InDelta(t, want, got, want/100, q)
+	}
+}

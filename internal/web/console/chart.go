@@ -55,7 +55,7 @@ type lineChart struct {
 const (
 	marginLeft, marginRight, marginTop, marginBottom = 56, 28, 8, 22
 	yTicks                                           = 4
-	xTicks                                           = 6
+	pixelsOfTick                                     = 100 // on the axis of time
 )
 
 // newLineChart returns the geometry of a line chart; of a stacked one, in which the areas of the series
@@ -102,7 +102,7 @@ func newLineChart(
 	for i := 0.0; i*step <= most*1.001; i++ {
 		c.Y = append(c.Y, axisTick{round(y(i * step)), axisLabel(i*step, write)})
 	}
-	c.X = timeTicks(from, span, x)
+	c.X = timeTicks(from, span, time.Duration(width/pixelsOfTick), x)
 	for i, s := range drawn {
 		l := drawnLine{Name: s.Name, Class: s.Class}
 		var path, back []string // back: the lower edge of an area
@@ -220,15 +220,15 @@ var timeSteps = []time.Duration{
 	12 * time.Hour, 24 * time.Hour,
 }
 
-func timeTicks(from time.Time, span time.Duration, x func(time.Time) float64) []axisTick {
+func timeTicks(from time.Time, span, most time.Duration, x func(time.Time) float64) []axisTick {
 	step := timeSteps[len(timeSteps)-1]
 	for _, s := range timeSteps {
-		if span/s <= xTicks {
+		if span/s <= most {
 			step = s
 			break
 		}
 	}
-	for span/step > 2*xTicks {
+	for span/step > 2*most {
 		step *= 2
 	}
 	format := "15:04"

@@ -71,7 +71,7 @@ type systemState struct {
 	audit         api.AuditState
 	limits        api.Limits
 	breakers      []string // guards with open breakers
-	deadCallbacks bool
+	deadCallbacks bool     // some have died lately
 }
 
 func (p *overviewPage) readSystem(ctx context.Context) (systemState, error) {
@@ -79,7 +79,10 @@ func (p *overviewPage) readSystem(ctx context.Context) (systemState, error) {
 	limits, err2 := p.backend.Limits(ctx)
 	dead, err3 := p.backend.Callbacks(ctx, api.CallbackQuery{State: api.CallbackDead, Limit: 1})
 	guards, err4 := p.backend.Guards(ctx, guard.Query{Limit: guardsPage})
-	s := systemState{audit: audit, limits: limits, deadCallbacks: len(dead.Callbacks) > 0}
+	s := systemState{audit: audit, limits: limits}
+	s.deadCallbacks = slices.ContainsFunc(dead.Callbacks, func(c api.Callback) bool {
+		return c.DiedAt != nil && time.Since(*c.DiedAt) < 24*time.Hour
+	})
 	looked := 0
 	for _, g := range guards.Guards {
 		if g.Cooling == 0 || g.Members > manyMembers || looked == guardsLooked {
@@ -266,7 +269,7 @@ func healthOf(d overviewData) (all []problem) {
 		}
 		for _, t := range s.Types {
 			check(t.Backlog > 0 && t.Workers == 0 && !t.Paused, t.Type,
-				"has no worker, and "+plural(t.Backlog, "job", "jobs")+".", "Workers", "/ui/workers")
+				"has "+plural(t.Backlog, "job", "jobs")+", but no worker.", "Workers", "/ui/workers")
 		}
 		check(s.Memory.Max > 0 && s.Memory.Used > s.Memory.Max/100*fullMemory, "",
 			"Redis uses "+percent(s.Memory.Used, s.Memory.Max)+" of its memory.", "Types", "/ui/#types-title")
@@ -291,7 +294,7 @@ func healthOf(d overviewData) (all []problem) {
 		for _, g := range s.breakers {
 			check(true, g, "has an open breaker.", "Guard", "/ui/guards/"+url.PathEscape(g))
 		}
-		check(s.deadCallbacks, "", "Callbacks are dead: they are sent again only on request.", "Callbacks", "/ui/callbacks")
+		check(s.deadCallbacks, "", "Callbacks have died in the last day: they are sent again only on request.", "Callbacks", "/ui/callbacks")
 		check(len(s.limits.PendingPartitions) > 0, "", "The last change of limits is not in effect everywhere.", "Limits", "/ui/limits")
 		check(len(s.limits.ProcessesThatDiffer) > 0, "", "The environments of processes have different limits.", "Limits", "/ui/limits")
 	}
@@ -362,7 +365,7 @@ func pauseType(
 }
 
 const (
-	historyWidth, historyHeight = 600, 190
+	historyWidth, historyHeight = 400, 190
 	// historyPoints is about the highest number of points of a chart's line, so that the chart
 	// takes few bytes.
 	historyPoints = 60
@@ -402,16 +405,25 @@ var (
 		{"in flight", "in-flight", func(p api.HistoryPoint) float64 { return float64(p.InFlight) }},
 	}
 	historyDelays = []line{
-		{"p50", "in-flight", func(p api.HistoryPoint) float64 { return orNaN(p.StartDelayP50MS) }},
-		{"p99", "non-ready", func(p api.HistoryPoint) float64 { return orNaN(p.StartDelayP99MS) }},
+		{"p50", "in-flight", func(p api.HistoryPoint) float64 { return secondsOf(p.StartDelayP50MS) }},
+		{"p99", "non-ready", func(p api.HistoryPoint) float64 { return secondsOf(p.StartDelayP99MS) }},
 	}
 )
 
-func orNaN(v *float64) float64 {
+// secondsOf returns a number of ms in seconds; NaN: there is none.
+func secondsOf(v *float64) float64 {
 	if v == nil {
 		return math.NaN()
 	}
-	return *v
+	return *v / 1000
+}
+
+// delay formats a number of seconds in one unit.
+func delay(seconds float64) string {
+	if seconds < 1 {
+		return decimal(seconds*1000) + " ms"
+	}
+	return decimal(seconds) + " s"
 }
 
 // newHistoryView returns the view of the `minutes` before the newest point of a history. h must
@@ -444,24 +456,27 @@ func newHistoryView(h api.History, minutes int, now time.Time) historyView {
 	}
 	v.Failed = int64(math.Round(failed))
 	columns := columnsOf(h.Points, newest.T.Add(-time.Duration(minutes)*time.Minute), step)
-	v.Rates = newHistoryChart(true, historyRates, columns, newest)
-	v.Jobs = newHistoryChart(true, historyJobs, columns, newest)
-	v.Delays = newHistoryChart(false, historyDelays, columns, newest)
+	v.Rates = newHistoryChart(historyRates, columns, newest, decimal)
+	v.Jobs = newHistoryChart(historyJobs, columns, newest, decimal)
+	v.Delays = newHistoryChart(historyDelays, columns, newest, delay)
 	return v
 }
 
-// newHistoryChart returns a chart with the newest point in its legend; nil if it has no values.
-func newHistoryChart(stacked bool, lines []line, columns []column, newest api.HistoryPoint) *lineChart {
+// newHistoryChart returns a chart with the newest point in its legend; nil if it has no values. All but
+// that of the delays are stacked.
+func newHistoryChart(
+	lines []line, columns []column, newest api.HistoryPoint, write func(float64) string,
+) *lineChart {
 	var series []lineSeries
 	for _, l := range lines {
 		series = append(series, lineSeries{Name: l.name, Class: l.class, Points: l.points(columns)})
 	}
-	c, ok := newLineChart(historyWidth, historyHeight, stacked, series, decimal)
+	c, ok := newLineChart(historyWidth, historyHeight, lines[0].name != historyDelays[0].name, series, write)
 	if !ok {
 		return nil
 	}
 	for i, l := range lines {
-		c.Lines[i].Last = decimal(l.value(newest))
+		c.Lines[i].Last = write(l.value(newest))
 	}
 	return &c
 }

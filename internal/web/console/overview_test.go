@@ -81,8 +81,8 @@ func TestOverviewOfTheLastHours(t *testing.T) {
 	w.backend.sound = true
 	d := w.page("/ui/")
 	for _, want := range []string{
-		"Done per second 30", "Failed in the last hour 50", "UTC done 30 failed 0 retried 0", "done 30 failed 2.5 retried 0",
-		"waiting 1,001 non-ready 300 ready 200 in flight 10", "p50 1.5 p99 99", "counted 2026-01-02 03:04:05 UTC",
+		"Done per second 30", "Failed, last hour 50", "UTC done 30 failed 0 retried 0", "done 30 failed 2.5 retried 0",
+		"waiting 1,001 non-ready 300 ready 200 in flight 10", "p50 1.5 ms p99 99 ms", "counted 2026-01-02 03:04:05 UTC",
 		"acme 4,321 12 7.2 2 7.2 of 25", "globex 4,320 12 50 2 50 of 25", "initech 4,319 12 7.2 2 no limit", "j 4,312",
 	} {
 		require.Contains(t, d.text, want)
@@ -228,13 +228,13 @@ func TestHealth(t *testing.T) {
 	}
 	for want, change := range map[string]func(d *overviewData){
 		"No live process has the role fetcher":                                func(d *overviewData) { d.Missing = []string{"fetcher"} },
-		"has no worker, and 7 jobs.":                                          func(d *overviewData) { d.Stats.Types = []api.TypeStats{{Type: "T", Backlog: 7}} },
+		"has 7 jobs, but no worker.":                                          func(d *overviewData) { d.Stats.Types = []api.TypeStats{{Type: "T", Backlog: 7}} },
 		"Redis uses 90% of its memory.":                                       func(d *overviewData) { d.Stats.Memory = api.RedisMemory{Used: 900, Max: 1000} },
 		"The oldest waiting job has waited for 1 h.":                          func(d *overviewData) { d.Stats.OldestWaiting = &old },
 		"11 of the 1,000 jobs that ended in the last 10 minutes have failed.": func(d *overviewData) { d.History.FailedLately, d.History.EndedLately = 11, 1000 },
 		"the audit has 2 open violations":                                     func(d *overviewData) { d.system.audit.ByLaw = map[string]int64{"location": 2} },
 		"has an open breaker.":                                                func(d *overviewData) { d.system.breakers = []string{"pool/smtp"} },
-		"Callbacks are dead":                                                  func(d *overviewData) { d.system.deadCallbacks = true },
+		"Callbacks have died in the last day":                                 func(d *overviewData) { d.system.deadCallbacks = true },
 		"The last change of limits is not in effect":                          func(d *overviewData) { d.system.limits.PendingPartitions = []int{1} },
 		"The environments of processes have different":                        func(d *overviewData) { d.system.limits.ProcessesThatDiffer = make([]api.ProcessLimits, 2) },
 	} {

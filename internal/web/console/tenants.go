@@ -121,7 +121,7 @@ func (r *tenantRest) addHistory(h api.TenantHistory) {
 	}
 	newest := points[len(points)-1]
 	columns := columnsOf(points, points[0].T.Add(-time.Second), time.Duration(h.StepSeconds)*time.Second)
-	r.Rates, r.Jobs = newHistoryChart(true, tenantRates, columns, newest), newHistoryChart(true, tenantJobs, columns, newest)
+	r.Rates, r.Jobs = newHistoryChart(tenantRates, columns, newest, decimal), newHistoryChart(tenantJobs, columns, newest, decimal)
 }
 
 // settings are the names of the fields in the form with a tenant's settings.
@@ -191,8 +191,9 @@ func (p tenantPages) rest(ctx context.Context, id string) (rest tenantRest, err 
 	}
 	rest.Groups, rest.Failures = newest.Groups, letters.DeadLetters
 	rest.addHistory(history)
-	if n := len(running.Groups); n > 0 {
-		rest.Oldest = running.Groups[n-1].ID
+	open := slices.DeleteFunc(slices.Concat(newest.Groups, running.Groups), func(g api.Group) bool { return g.Status.Ended() })
+	if n := len(open); n > 0 {
+		rest.Oldest = open[n-1].ID
 		if rest.Why, err = p.backend.Why(ctx, rest.Oldest); err != nil && !errors.Is(err, api.ErrNotFound) {
 			return rest, err
 		}
