@@ -63,7 +63,7 @@ func TestConsoleFirstLook(t *testing.T) {
 	b.click("main tbody a[href$='/jobs/1']")
 	b.until("document.querySelector('h1').textContent === 'Job 1'")
 	require.Contains(t, eval[string](b, "document.querySelector('main').innerText"), "the payload asked for this failure")
-	b.click(".crumbs a:last-child")
+	b.click(".crumbs a:nth-child(2)")
 	b.confirm("#do-retry", "Run 1 failed job of ")
 	b.until("document.getElementById('steps')?.textContent.includes('Round 2')")
 	b.status(api.StatusCompleted)

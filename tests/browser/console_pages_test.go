@@ -29,7 +29,7 @@ var (
 	}
 	filledPages = []string{
 		"/groups/newsletter", "/groups/newsletter/failures", "/groups/newsletter/jobs/7", "/groups/newsletter/jobs/5", "/groups/refused",
-		"/groups/refused/failures", "/groups/refused/jobs/0", "/groups/welcome", "/groups/reminder", "/groups/reminder/jobs/3",
+		"/groups/refused/failures", "/groups/refused/jobs", "/groups/refused/jobs/0", "/groups/welcome", "/groups/reminder", "/groups/reminder/jobs/3",
 		"/groups/empty", "/tenants/initech", "/tenants/acme?rps=20&weight=2&preview=1", "/guards/mail",
 		"/tenants/globex",
 	}

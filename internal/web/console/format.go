@@ -36,6 +36,7 @@ func functions(hasPage func(string) bool, traceURL string) template.FuncMap {
 		"query":        func(text string) string { return url.QueryEscape(text) },
 		"segment":      url.PathEscape, // of a path
 		"doneTo":       doneTo,
+		"titleOf":      titleOf,
 		"unitOf":       unitOf,
 		"sum":          sum,
 		"trace":        func(group, ordinal, id string) string { return traceLink(traceURL, group, ordinal, id) },

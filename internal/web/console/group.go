@@ -91,9 +91,6 @@ func titleOf(g api.Group) string {
 	return cmp.Or(g.Name, g.ID)
 }
 
-// Title is what people call the group.
-func (g groupData) Title() string { return titleOf(g.Group) }
-
 func (p groupPages) openGroup(ctx context.Context, id string) (func(context.Context) (any, error), error) {
 	if !api.ValidID(id) {
 		return nil, api.ErrNotFound

@@ -29,9 +29,6 @@ type jobsData struct {
 // Filtered reports whether the list leaves out jobs.
 func (d jobsData) Filtered() bool { return d.Query.State+d.Query.Code+d.Query.Key != "" }
 
-// Title is what people call the group.
-func (d jobsData) Title() string { return titleOf(d.Group) }
-
 // State returns the state of jobs that a value counts.
 func (q quantity) State() string { return strings.ReplaceAll(q.Class, "-", "_") }
 
@@ -96,9 +93,6 @@ type jobData struct {
 // Name is what people call the job.
 func (d jobData) Name() string { return cmp.Or(d.Key, strconv.FormatInt(d.Ordinal, 10)) }
 
-// GroupTitle is what people call its group.
-func (d jobData) GroupTitle() string { return titleOf(d.Of) }
-
 // Stoppable reports whether the job can be cancelled: it has not started.
 func (d jobData) Stoppable() bool {
 	return !d.Of.Status.Ended() && slices.Contains([]string{"waiting", "non_ready", "ready"}, d.State)
@@ -157,7 +151,7 @@ func (p groupPages) job(r *http.Request) (view, error) {
 		return view{}, err
 	}
 	topic := fmt.Sprintf("job:%s/%d", id, ordinal)
-	return view{name: "job", title: fmt.Sprintf("Job %s of %s", d.Name(), d.GroupTitle()), data: d, topic: topic}, nil
+	return view{name: "job", title: fmt.Sprintf("Job %s of %s", d.Name(), titleOf(d.Of)), data: d, topic: topic}, nil
 }
 
 // jobOf returns the job that the path of a request names.

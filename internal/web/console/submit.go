@@ -256,6 +256,7 @@ func (p submitPage) again(ctx context.Context, r *http.Request) (string, error) 
 	go func() {
 		defer close(ended)
 		out := json.NewEncoder(lines)
+		out.SetEscapeHTML(false) // payloads stay as they were
 		_, err := p.backend.Failures(ctx, id, messages.FailureQuery{Payloads: true}, func(f api.Failure) error {
 			return out.Encode(messages.Job{Payload: f.Payload, Key: f.Key})
 		})

@@ -1,6 +1,6 @@
 // The preview and the upload of the page Submit. Without this script the form works, too.
-"use strict";
 (() => {
+  "use strict";
   const byID = (id) => document.getElementById(id);
   const form = byID("submit"), file = byID("file"), drop = byID("drop"), preview = byID("preview"), key = byID("key-column");
   const rowsShown = 5;
@@ -35,7 +35,6 @@
   }
 
   const numeric = (values) => values.length > 0 && values.every((v) => /^-?\d+(\.\d+)?$/.test(v));
-
   function showRows(columns, rows, csv) {
     const table = add(preview, "table", ""), head = add(add(table, "thead", ""), "tr", ""), body = add(table, "tbody", "");
     columns.forEach((name, i) => {
@@ -66,6 +65,7 @@
     showRows(columns, rows, true);
     const note = add(preview, "p", "Between columns are " + separators[found][1] + ". ");
     const select = add(add(note, "label", "Key of each job "), "select", "");
+    select.id = "preview-key";
     add(select, "option", "none").value = "";
     columns.forEach((name) => { add(select, "option", name).value = name; });
     key.value = select.value = columns.includes(key.value) ? key.value : "";
