@@ -328,6 +328,15 @@ func (a *API) Job(ctx context.Context, group string, ordinal int64) (api.Job, er
 	return doJSON[api.Job](ctx, a, c)
 }
 
+// CancelJob ends a job that no worker has taken, as cancelled. It returns ErrConflict if the job is in
+// flight or has ended.
+func (a *API) CancelJob(ctx context.Context, group string, ordinal int64) (api.Job, error) {
+	n := strconv.FormatInt(ordinal, 10)
+	c := callOn("", http.MethodPost, "group", group, "/jobs/"+n+"/cancel")
+	c.action = "cancel job " + group + "." + n
+	return doJSON[api.Job](ctx, a, c)
+}
+
 // JobFilter selects the jobs of a group that match all fields. An empty field matches every job.
 // Only a group with UniqueKeys can be asked for a Key.
 type JobFilter struct {

@@ -73,6 +73,9 @@ func newFakeAPI(t *testing.T) *fakeAPI {
 	mux.HandleFunc("GET /v1/groups/{id}/jobs", f.listJobs)
 	mux.HandleFunc("GET /v1/groups/{id}/why", f.why)
 	mux.HandleFunc("GET /v1/groups/{id}/jobs/{ordinal}", f.job)
+	mux.HandleFunc("POST /v1/groups/{id}/jobs/{ordinal}/cancel", func(w http.ResponseWriter, r *http.Request) {
+		_ = json.NewEncoder(w).Encode(api.Job{ID: r.PathValue("id") + "." + r.PathValue("ordinal"), State: "cancelled"})
+	})
 	mux.HandleFunc("POST /v1/{kind}/{id}/{verb}", f.pauseOrResume)
 	mux.HandleFunc("GET /v1/tenants", f.listTenants)
 	mux.HandleFunc("GET /v1/tenants/{id}", f.tenant)

@@ -141,6 +141,8 @@ func TestJobs(t *testing.T) {
 func TestCancelAndRetry(t *testing.T) {
 	f := newFakeAPI(t)
 	submitGroup(t, f)
+	require.Equal(t, run{exitOK, "g.7   cancelled\n", ""}, f.exec(t.Context(), console{}, "job", "cancel", "g", "7"))
+	require.Equal(t, exitUsage, f.exec(t.Context(), console{}, "job", "cancel", "g").code)
 	got := f.exec(t.Context(), console{}, "cancel", "g")
 	require.Equal(t, exitError, got.code)
 	require.Equal(t, "bulkaction: cancel group g: 409 Conflict: group g is COMPLETED: cancel is not possible\n", got.err)

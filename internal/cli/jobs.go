@@ -105,7 +105,31 @@ func newJob(r *Root) *cobra.Command {
 		}),
 	}
 	cmd.Flags().StringVar(&key, "key", "", "the job with this key, instead of an ordinal")
+	cmd.AddCommand(newJobCancel(r))
 	return cmd
+}
+
+func newJobCancel(r *Root) *cobra.Command {
+	return &cobra.Command{
+		Use:   "cancel GROUP ORDINAL",
+		Short: "End a job that no worker has taken, as cancelled",
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 2 {
+				return usagef("job cancel needs a group and an ordinal, got %s", argumentsText(args))
+			}
+			if _, err := parseOrdinal(args[1]); err != nil {
+				return err
+			}
+			return checkID("group", args[0])
+		},
+		RunE: ask(r, func(ctx context.Context, a *client.API, args []string) (j api.Job, err error) {
+			ordinal, err := parseOrdinal(args[1])
+			if err != nil {
+				return j, err
+			}
+			return a.CancelJob(ctx, args[0], ordinal)
+		}, func(t table, j api.Job) { t.row(j.ID, j.State) }),
+	}
 }
 
 func newRetry(r *Root) *cobra.Command {

@@ -508,3 +508,28 @@ func BenchmarkBusiestTenants(b *testing.B) {
 	}
 	b.ReportMetric(1000*(used()-before)/float64(b.N), "redis-ms/op")
 }
+
+// TestCancelJob: a waiting job is cancelled, once or twice; one in flight is refused, and that of
+// another tenant does not exist.
+func TestCancelJob(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		ctx := context.WithoutCancel(stagetest.Trusted(w.T))
+		w.Jobs("g", "T", 3)
+		for range 2 {
+			j, err := w.Store.CancelJob(ctx, "g", 1)
+			require.NoError(w.T, err)
+			require.Equal(w.T, "cancelled", j.State)
+		}
+		w.Admit("T")
+		held := w.Take("T", "c", 2)
+		_, err := w.Store.CancelJob(ctx, "g", 2)
+		require.ErrorIs(w.T, err, api.ErrConflict)
+		_, err = w.Store.CancelJob(ctx, "g", 3)
+		require.ErrorIs(w.T, err, api.ErrNotFound)
+		_, err = w.Store.CancelJob(auth.With(ctx, auth.Principal{Role: auth.Producer, Tenant: "other"}), "g", 1)
+		require.ErrorIs(w.T, err, api.ErrNotFound)
+		w.Done("1", held...)
+		w.Reduce()
+		require.Equal(w.T, api.Counts{Accepted: 3, Done: 2, Cancelled: 1}, w.Counts("g"))
+	})
+}

@@ -298,6 +298,7 @@ func (s *Store) Job(ctx context.Context, group string, ordinal int64) (api.Job, 
 		j.PayloadHint = "The record of its failure, with its payload, is not stored any more."
 		return j, nil
 	case !mayWait[j.State]:
+		j.PayloadHint = "Payloads of jobs that were cancelled are not kept."
 		return j, nil
 	}
 	at, w, err := s.explainJob(ctx, p, group, ordinal, status.LastError())

@@ -124,4 +124,3 @@ func TestCancelSuspendedJob(t *testing.T) {
 		require.Empty(w, w.c.SMembers(w.Context(), w.p.Suspended()).Val())
 	})
 }
-

@@ -6,12 +6,12 @@ package acl
 var needs = map[string]need{
 	"ingest": {
 		scripts: []string{
-			"add", "append", "cancel", "change", "claim-unowned", "complete",
-			"control", "declare_room", "direct", "enlist", "forget", "forget-dead-consumers",
-			"heartbeat", "heartbeats", "inspect", "layout", "leave", "limit_state",
-			"pause", "redeliver", "release", "renew", "renew-pending", "renew_token",
-			"renumber", "reopen", "seal", "set_endpoint", "set_limits", "setting",
-			"snapshot", "sweep", "tenant_state", "wait", "why",
+			"add", "append", "cancel", "cancel_job", "change", "claim-unowned",
+			"complete", "control", "declare_room", "direct", "enlist", "forget",
+			"forget-dead-consumers", "heartbeat", "heartbeats", "inspect", "layout", "leave",
+			"limit_state", "pause", "redeliver", "release", "renew", "renew-pending",
+			"renew_token", "renumber", "reopen", "seal", "set_endpoint", "set_limits",
+			"setting", "snapshot", "sweep", "tenant_state", "wait", "why",
 		},
 		commands: []string{
 			"del", "eval", "evalsha", "exec", "exists", "get",

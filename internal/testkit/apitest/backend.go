@@ -542,7 +542,8 @@ func (f *Backend) CancelJob(_ context.Context, id string, ordinal int64) (api.Jo
 	if _, err := f.GroupByID(id); err != nil {
 		return api.Job{}, err
 	}
-	return api.Job{Group: id, Ordinal: ordinal, State: "cancelled"}, nil
+	job := fmt.Sprintf("%s.%d", id, ordinal)
+	return api.Job{ID: job, Group: id, Ordinal: ordinal, State: "cancelled"}, f.Record("cancel job " + job)
 }
 
 func (f *Backend) TenantHistory(ctx context.Context, id string, _ int) (api.TenantHistory, error) {

@@ -198,6 +198,7 @@ func (f *fakeActivity) Read(_ context.Context, q activity.Query) (api.ActivityLi
 var changes = map[string][]string{
 	"POST /v1/groups/g/seal":                        {`{"total":3}`, `group.seal g {"sealed":false} {"sealed":true,"total":3}`},
 	"POST /v1/groups/g/cancel":                      {``, `group.cancel g {"status":"CREATED"} `},
+	"POST /v1/groups/g/jobs/0/cancel":               {``, `job.cancel g.0  `},
 	"POST /v1/groups/g/retry":                       {`{"codes":["X"]}`, `group.retry g {"status":"CREATED"} {"codes":["X"]}`},
 	"POST /v1/groups/g/pause":                       {``, `group.pause g {"paused":false} {"paused":true}`},
 	"POST /v1/groups/g/resume":                      {``, `group.resume g {"paused":false} {"paused":false}`},
@@ -286,7 +287,7 @@ func TestEveryChangeIsRecorded(t *testing.T) {
 		}
 	}
 	for target := range changes {
-		recorded = append(recorded, strings.NewReplacer("/groups/g/", "/groups/{id}/", "/tenants/acme", "/tenants/{id}", "/tenants/t", "/tenants/{id}",
+		recorded = append(recorded, strings.NewReplacer("/groups/g/", "/groups/{id}/", "jobs/0/", "jobs/{ordinal}/", "/tenants/acme", "/tenants/{id}", "/tenants/t", "/tenants/{id}",
 			"/g.1.completed/", "/{callback}/",
 			"/types/T", "/types/{type}", "/workers/w", "/workers/{id}", "pool%2Fsmtp", "{name}", "/members/a", "/members/{id}",
 			"/events/e", "/events/{event}", "/users/u", "/users/{user}", "/keys/key_a", "/keys/{id}",

@@ -252,11 +252,29 @@ func (s *server) getJob(r *http.Request) (j api.Job, err error) {
 	if err != nil {
 		return j, err
 	}
+	ordinal, err := pathOrdinal(r)
+	if err != nil {
+		return j, err
+	}
+	return s.Backend.Job(r.Context(), id, ordinal)
+}
+
+func pathOrdinal(r *http.Request) (int64, error) {
 	ordinal, err := strconv.ParseUint(r.PathValue("ordinal"), 10, 63)
 	if err != nil {
-		return j, invalidField("ordinal", "must be a whole number from 0")
+		return 0, invalidField("ordinal", "must be a whole number from 0")
 	}
-	return s.Backend.Job(r.Context(), id, int64(ordinal))
+	return int64(ordinal), nil
+}
+
+func (s *server) cancelJob(w http.ResponseWriter, r *http.Request) error {
+	ordinal, err := pathOrdinal(r)
+	if err != nil {
+		return err
+	}
+	return commandOn(s, "id", nil, func(ctx context.Context, id string, _ struct{}) (any, error) {
+		return s.Backend.CancelJob(ctx, id, ordinal)
+	})(w, r)
 }
 
 func (s *server) listDeadLetters(r *http.Request) (l api.DeadLetterList, err error) {

@@ -161,6 +161,7 @@ var wants = map[string]int{
 	"POST /v1/groups":                              202,
 	"POST /v1/groups/{id}/seal":                    202,
 	"POST /v1/groups/{id}/cancel":                  202,
+	"POST /v1/groups/{id}/jobs/{ordinal}/cancel":   202,
 	"POST /v1/groups/{id}/retry":                   409, // the group has not ended
 	"POST /v1/groups/{id}/pause":                   202,
 	"POST /v1/groups/{id}/resume":                  202,

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"strconv"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/guard"
@@ -75,6 +76,14 @@ func (b recorded) Seal(ctx context.Context, id string, total *int64) (api.Accept
 func (b recorded) Cancel(ctx context.Context, id string) (api.Accepted, error) {
 	return recordedGroup(ctx, b, "cancel", id, statusOf, nil,
 		func(ctx context.Context) (api.Accepted, error) { return b.Backend.Cancel(ctx, id) })
+}
+
+func (b recorded) CancelJob(ctx context.Context, id string, ordinal int64) (api.Job, error) {
+	if _, _, err := b.GroupSummary(ctx, id, 0); err != nil && !errors.Is(err, api.ErrUnavailable) {
+		return api.Job{}, err
+	}
+	return recordedCall(ctx, b.log, entry("job.cancel", id+"."+strconv.FormatInt(ordinal, 10), nil, nil),
+		func(ctx context.Context) (api.Job, error) { return b.Backend.CancelJob(ctx, id, ordinal) })
 }
 
 func (b recorded) Retry(ctx context.Context, id string, choice api.RetryChoice) (api.Accepted, error) {

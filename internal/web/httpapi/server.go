@@ -310,6 +310,7 @@ func (s *server) routes() []route {
 		{method: get, path: group + "/jobs", scope: auth.Read, object: groupInPath, serve: show(listJobs(s.Backend)),
 			query: append([]string{"state", "key", "code"}, page...)},
 		{method: get, path: group + "/jobs/{ordinal}", scope: auth.Read, object: groupInPath, serve: show(s.getJob)},
+		{method: post, path: group + "/jobs/{ordinal}/cancel", scope: auth.Control, object: groupInPath, serve: s.cancelJob},
 		{method: get, path: group + "/why", scope: auth.Read, object: groupInPath, serve: showByID(s.Backend.Why)},
 		{method: get, path: group + "/results", scope: auth.Read, object: groupInPath, serve: s.streamResults,
 			stream: true},
