@@ -140,6 +140,8 @@ func (f *fakeBackend) Why(context.Context, string) (api.Why, error) {
 func (f *fakeBackend) Jobs(_ context.Context, group string, q messages.JobQuery) (api.JobList, error) {
 	if f.set(func() { f.jobQuery = q }); q.Key == "none" {
 		return api.JobList{}, nil
+	} else if q.Key == "repeated" {
+		return api.JobList{}, &messages.ValidationError{Fields: []messages.FieldError{{Field: "key", Problem: "can't be looked up"}}}
 	}
 	return api.JobList{Jobs: []api.Job{{
 		Group: group, Ordinal: 7, State: q.State, Attempts: 1,

@@ -12,6 +12,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
 
 const jobsPage = 50
@@ -64,18 +65,24 @@ func (p groupPages) jobs(r *http.Request) (view, error) {
 	if err != nil {
 		return view{}, err
 	}
+	d := jobsData{Group: g, Counts: values(g.Counts), States: api.JobStates, Query: query}
+	v := view{name: "jobs", title: "Jobs of " + titleOf(g)}
 	l, err := p.backend.Jobs(r.Context(), id, query)
 	if err != nil {
-		return view{}, err
+		if problem, _, _ := httpapi.ProblemOf(err); problem.Status != http.StatusUnprocessableEntity {
+			return view{}, err
+		}
+		v.data, v.refused = d, &refusal{cause: err} // such as a key, in a group without unique keys
+		return v, nil
 	}
 	if query.Key != "" && query.Cursor+l.Cursor == "" && len(l.Jobs) == 1 {
 		return view{}, redirectError(pathOfJob(id, l.Jobs[0].Ordinal))
 	}
-	d := jobsData{Group: g, Counts: values(g.Counts), States: api.JobStates, Query: query, Jobs: l.Jobs}
-	d.Next = nextPage(root+"/groups/"+id+"/jobs", chosen(map[string]string{
+	d.Jobs, d.Next = l.Jobs, nextPage(root+"/groups/"+id+"/jobs", chosen(map[string]string{
 		"state": query.State, "code": query.Code, "key": query.Key,
 	}), l.Cursor)
-	return view{name: "jobs", title: "Jobs of " + titleOf(g), data: d}, nil
+	v.data = d
+	return v, nil
 }
 
 func pathOfJob(group string, ordinal int64) string {

@@ -31,6 +31,7 @@ func TestJobs(t *testing.T) {
 	require.Subset(t, d.links(), []string{"/ui/groups/failed-1/jobs?state=in_flight", "/ui/groups/failed-1/jobs/7"})
 	require.Contains(t, w.page("/ui/groups/failed-1/jobs?key=none").text, "No job fits.")
 	require.Equal(t, "/ui/groups/failed-1/jobs/7", w.get("/ui/groups/failed-1/jobs?key=ann").Header().Get("Location"))
+	refused(t, w.get("/ui/groups/failed-1/jobs?key=repeated"), http.StatusUnprocessableEntity, "key can't be looked up", url.Values{"key": {"repeated"}})
 	for query, text := range map[string]string{"state=odd": "state must be one of waiting,", "key=%01": "key must be"} {
 		answer := w.get("/ui/groups/failed-1/jobs?" + query)
 		require.Equal(t, http.StatusUnprocessableEntity, answer.Code)
