@@ -357,7 +357,7 @@ func TestConsole(t *testing.T) {
 	status, path, text := ask(http.MethodPost, "/ui/login", url.Values{"key": {key.Key}})
 	require.Equal(t, http.StatusOK, status, text)
 	require.Equal(t, "/ui/", path)
-	require.Contains(t, text, "Active tenants")
+	require.Contains(t, text, "Workers busy")
 	guards := guard.New(server.Client(), guard.Prefix("bulk-action:"))
 	_, err = guards.Pool(t.Context(), "smtp", guard.Spec{Members: []guard.Member{{ID: "alice"}}})
 	require.NoError(t, err)

@@ -130,6 +130,9 @@ func (p *overviewPage) view(r *http.Request) (view, error) {
 	if err != nil {
 		return view{}, err
 	}
+	if r.URL.Query().Has("done") {
+		p.stats.Delete("") // the page shows what the action has changed
+	}
 	topic := "overview"
 	if minutes != overviewMinutes {
 		topic += ":" + strconv.Itoa(minutes)
