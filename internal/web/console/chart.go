@@ -15,6 +15,7 @@ import (
 type axisTick struct {
 	At    float64 // its place along the axis, in units of the figure
 	Label string
+	Time  string // of a time within a day, as RFC 3339: scripts show it in the reader's zone
 }
 
 // linePoint is a value at a time. A NaN leaves a gap.
@@ -40,7 +41,8 @@ type drawnLine struct {
 type chartMark struct {
 	X, Width, TextX float64
 	Anchor          string   // of the text
-	Text            []string // the time and the values
+	Time, Clock     string   // the time as in axisTick, and as text
+	Text            []string // the values
 }
 
 type lineChart struct {
@@ -100,7 +102,7 @@ func newLineChart(
 	}
 	y := func(v float64) float64 { return c.Bottom - (c.Bottom-c.Top)*v/most }
 	for i := 0.0; i*step <= most*1.001; i++ {
-		c.Y = append(c.Y, axisTick{round(y(i * step)), axisLabel(i*step, write)})
+		c.Y = append(c.Y, axisTick{At: round(y(i * step)), Label: axisLabel(i*step, write)})
 	}
 	c.X = timeTicks(from, span, time.Duration(width/pixelsOfTick), x)
 	for i, s := range drawn {
@@ -185,7 +187,7 @@ func marks(series []lineSeries, x func(time.Time) float64, left, right float64, 
 		from, to := max(left, x(at)-width/2), min(right, x(at)+width/2)
 		m := chartMark{
 			X: round(from), Width: round(to - from), TextX: round(to + 4), Anchor: "start",
-			Text: append([]string{at.UTC().Format("15:04:05 UTC")}, lines...),
+			Time: at.UTC().Format(time.RFC3339), Clock: at.UTC().Format("15:04:05 UTC"), Text: lines,
 		}
 		if from > (left+right)/2 {
 			m.TextX, m.Anchor = round(from-4), "end"
@@ -239,10 +241,14 @@ func timeTicks(from time.Time, span, most time.Duration, x func(time.Time) float
 		format = "Jan 2"
 	}
 	var ticks []axisTick
+	iso := ""
+	if step < 24*time.Hour {
+		iso = time.RFC3339
+	}
 	first := from.UTC().Truncate(step)
 	for t := first; !t.After(from.Add(span)); t = t.Add(step) {
 		if !t.Before(from) {
-			ticks = append(ticks, axisTick{round(x(t)), t.Format(format)})
+			ticks = append(ticks, axisTick{round(x(t)), t.Format(format), t.Format(iso)})
 		}
 	}
 	return ticks

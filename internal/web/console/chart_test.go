@@ -47,7 +47,7 @@ func TestStacked(t *testing.T) {
 	require.Equal(t, []string{"56,135.5 572,93 572,178 56,178"}, c.Lines[0].Paths)
 	require.Equal(t, []string{"56,8 572,8 572,93 56,135.5"}, c.Lines[1].Paths)
 	require.Equal(t, "20", c.Lines[1].Last)
-	require.Equal(t, []string{"03:04:00 UTC", "a 10", "b 30"}, c.Marks[0].Text)
+	require.Equal(t, []string{"a 10", "b 30"}, c.Marks[0].Text)
 }
 
 // TestGaps: a missing value is a gap, not a zero.
@@ -60,7 +60,7 @@ func TestGaps(t *testing.T) {
 	require.Len(t, c.Lines[0].Paths, 2)
 	require.Len(t, strings.Fields(c.Lines[0].Paths[0]), 2)
 	require.Len(t, c.Lines[1].Paths, 1)
-	require.Equal(t, []string{"03:06:00 UTC", "b 1"}, c.Marks[2].Text)
+	require.Equal(t, []string{"b 1"}, c.Marks[2].Text)
 	require.Equal(t, "end", c.Marks[2].Anchor, "the text is inside the chart")
 }
 

@@ -39,7 +39,10 @@ function showTimes(within) {
     }
   }
   for (const label of local ? within.querySelectorAll("[data-time]") : []) {
-    label.textContent = new Date(label.dataset.time).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" });
+    label.textContent = new Date(label.dataset.time).toLocaleTimeString("en-GB").slice(0, label.textContent.split(" ")[0].length);
+  }
+  for (const label of local ? within.querySelectorAll(".zone") : []) {
+    label.textContent = "";
   }
 }
 
