@@ -129,7 +129,10 @@ func TestConsoleScreenshots(t *testing.T) {
 		{"/groups/promo-7", "group", "light", 1280},
 		{"/groups/promo-7", "group-phone", "light", 360},
 		{"/groups/promo-7/failures", "failures", "light", 768},
-		{"/tenants/acme", "tenant", "light", 768},
+		{"/groups/promo-7/jobs/7", "job", "light", 1024},
+		{"/groups/promo-7/jobs?state=failed", "jobs", "dark", 1024},
+		{"/submit", "submit", "light", 1024},
+		{"/tenants/acme", "tenant", "light", 1024},
 		{"/guards/mail", "guard", "dark", 768},
 	} {
 		b.do(chromedp.EmulateViewport(p.width, 800))

@@ -423,6 +423,9 @@ func secondsOf(v *float64) float64 {
 
 // delay formats a number of seconds in one unit.
 func delay(seconds float64) string {
+	if math.IsNaN(seconds) {
+		return "–"
+	}
 	if seconds < 1 {
 		return decimal(seconds*1000) + " ms"
 	}
