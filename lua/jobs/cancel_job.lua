@@ -38,7 +38,8 @@ if not string.find(letter, '[WNR]') then return { 'ENDED' } end
 if typ == '' or place == '' then return { 'MOVED' } end
 
 local queue, stream = B .. 'queue:' .. group .. ':' .. typ, B .. 'ready:' .. typ
-local trace, attempt, reason = '', 0, ''
+local attempt, reason = 0, ''
+local trace
 if letter == 'W' then
   local number, its_trace = string.match(place, '^(%d+)|%d+|([^|]*)|')
   if tonumber(number or nil) ~= ordinal then return { 'MOVED' } end

@@ -34,7 +34,7 @@ func TestLines(t *testing.T) {
 	require.Equal(t, []string{"56,178 314,99.4 572,20.8"}, c.Lines[0].Paths)
 	require.Equal(t, "74", c.Lines[0].Last)
 	require.Len(t, c.Marks, 3)
-	require.Equal(t, []string{"03:05:00 UTC", "started 37"}, c.Marks[1].Text)
+	require.Equal(t, []string{"started 37"}, c.Marks[1].Text)
 }
 
 // TestStacked: areas lie on each other, and the axis reaches to their sum; tips and legend have the
