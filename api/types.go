@@ -51,21 +51,27 @@ func (c Counts) Ended() int64 { return c.Done + c.Failed + c.Cancelled }
 
 // Group is a bulk action as GET /v1/groups/{id} shows it.
 type Group struct {
-	ID             string           `json:"id"`
-	Tenant         string           `json:"tenant"`
-	Name           string           `json:"name,omitempty"`
-	Tags           Tags             `json:"tags,omitempty"`
-	CallbackURL    string           `json:"callback_url,omitempty"`
-	SubmittedBy    string           `json:"submitted_by,omitempty"` // id of the API key; absent: not known
-	Type           string           `json:"type"`
-	Priority       string           `json:"priority"`
-	Status         Status           `json:"status"`
-	Paused         bool             `json:"paused"`
-	Sealed         bool             `json:"sealed"`
-	Total          *int64           `json:"total,omitempty"` // number of jobs, when the producer announced it
-	Round          int              `json:"round"`           // 1 at first; each retry adds 1
-	Counts         Counts           `json:"counts"`
-	FailuresByCode map[string]int64 `json:"failures_by_code"`
+	ID          string `json:"id"`
+	Tenant      string `json:"tenant"`
+	Name        string `json:"name,omitempty"`
+	Tags        Tags   `json:"tags,omitempty"`
+	CallbackURL string `json:"callback_url,omitempty"`
+	SubmittedBy string `json:"submitted_by,omitempty"` // id of the API key; absent: not known
+	// RunAt to UniqueKeys are as in the submission; absent: the default.
+	RunAt            *time.Time       `json:"run_at,omitempty"`
+	MaxRetries       *int             `json:"max_retries,omitempty"`
+	JobTimeout       string           `json:"job_timeout,omitempty"` // such as 30s
+	FailureThreshold *float64         `json:"failure_threshold,omitempty"`
+	UniqueKeys       bool             `json:"unique_keys,omitempty"`
+	Type             string           `json:"type"`
+	Priority         string           `json:"priority"`
+	Status           Status           `json:"status"`
+	Paused           bool             `json:"paused"`
+	Sealed           bool             `json:"sealed"`
+	Total            *int64           `json:"total,omitempty"` // number of jobs, when the producer announced it
+	Round            int              `json:"round"`           // 1 at first; each retry adds 1
+	Counts           Counts           `json:"counts"`
+	FailuresByCode   map[string]int64 `json:"failures_by_code"`
 	// Throttles counts how often a job of the group became non-ready because its tenant had no
 	// permit.
 	Throttles int64                      `json:"throttles"`
@@ -204,8 +210,11 @@ type Failure struct {
 	Error    string    `json:"error"`
 	Attempts int       `json:"attempts"`
 	At       time.Time `json:"at"`
-	// Payload is present if it was asked for. null: the payload is lost.
-	Payload json.RawMessage `json:"payload,omitempty"`
+	// Payload and Type, that of the job, are present if payloads were asked for. A payload that is lost
+	// is null, with PayloadLost.
+	Payload     json.RawMessage `json:"payload,omitempty"`
+	PayloadLost bool            `json:"payload_lost,omitempty"`
+	Type        string          `json:"type,omitempty"`
 }
 
 // RetryChoice says which failed jobs of a group run again: those with one of the codes and those

@@ -36,6 +36,7 @@ type ListQuery struct {
 	FailedJobs *bool
 	Tags       api.Tags  // all of them
 	Prefix     string    // the beginning of the id
+	Brief      bool      // look at few groups, for a text that is being typed
 	Name       string    // the whole name
 	Since      time.Time // the group was created then or later
 	Cursor     string

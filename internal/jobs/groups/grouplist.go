@@ -93,6 +93,9 @@ func (s *Store) Groups(ctx context.Context, q messages.ListQuery) (api.GroupList
 	case selective(&q):
 		step = max(step, scanPage)
 	}
+	if q.Brief {
+		most = step
+	}
 	for len(list.Groups) < q.Limit {
 		if list.Scanned >= most {
 			list.Cursor = formatCursor(read)

@@ -51,7 +51,7 @@ func (s *Store) Results(ctx context.Context, id string, yield func(result []byte
 	return eachOf(ctx, s, id, ledger.Results, yield)
 }
 
-// failedPayload returns the payload of a failed job; null if the payload is lost.
+// failedPayload returns the payload of a failed job; "" if the payload is lost.
 func (s *Store) failedPayload(ctx context.Context, group string, e *ledger.JobError) (string, error) {
 	if e.Payload != "" {
 		return e.Payload, nil
@@ -64,7 +64,7 @@ func (s *Store) failedPayload(ctx context.Context, group string, e *ledger.JobEr
 	if err != nil {
 		return "", apiError(err)
 	}
-	return cmp.Or(large[0], "null"), nil
+	return large[0], nil
 }
 
 // eachOf calls yield with each item that read finds in a group. It converts errors of read to those
@@ -162,7 +162,12 @@ func (s *Store) failure(ctx context.Context, id string, e *ledger.JobError, payl
 		if err != nil {
 			return f, err
 		}
-		f.Payload = json.RawMessage(data)
+		if f.Payload = json.RawMessage(data); data == "" {
+			f.Payload, f.PayloadLost = json.RawMessage("null"), true
+		}
+		if e.Job != nil {
+			f.Type = e.Job.Type
+		}
 	}
 	return f, nil
 }

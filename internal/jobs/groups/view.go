@@ -115,6 +115,13 @@ func (s *Store) View(from *ledger.Group, at time.Time) (api.Group, error) {
 		Throttles:      from.Throttles,
 		Retries:        from.Retries,
 		Timestamps:     from.Entered,
+		MaxRetries:     from.MaxRetries, FailureThreshold: from.FailureThreshold, UniqueKeys: from.UniqueKeys,
+	}
+	if !from.RunAt.IsZero() {
+		g.RunAt = new(from.RunAt.UTC())
+	}
+	if from.JobTimeout > 0 {
+		g.JobTimeout = from.JobTimeout.String()
 	}
 	g.ETASeconds = eta(&g, from.Started, at)
 	state, err := s.Merged(from.Aggregates, from.Partials)

@@ -23,6 +23,12 @@ type Group struct {
 	CallbackURL                  string
 	SubmittedBy                  string // id of the API key; "": not known
 
+	RunAt            time.Time     // zero: none
+	MaxRetries       *int          // nil: the workers' default
+	JobTimeout       time.Duration // 0: the workers' default
+	FailureThreshold *float64      // nil: 1
+	UniqueKeys       bool
+
 	Status         api.Status
 	Round          int
 	Sealed, Paused bool
@@ -112,6 +118,9 @@ func newGroup(fields map[string]string, parts groupParts) Group {
 		Tags:        tagsOf(fields[groupTags]),
 		CallbackURL: fields[groupCallbackURL],
 		SubmittedBy: fields[groupSubmittedBy],
+		RunAt:       instant(fields[groupRunAt]),
+		JobTimeout:  time.Duration(num(groupJobTimeout)) * time.Millisecond,
+		UniqueKeys:  fields[groupUniqueKeys] != "",
 		Status:      api.Status(fields[groupStatus]),
 		Round:       int(num(groupRound)),
 		Sealed:      fields[groupSealed] != "",
@@ -127,6 +136,12 @@ func newGroup(fields map[string]string, parts groupParts) Group {
 		},
 		Entered:        map[string]time.Time{},
 		FailuresByCode: countsByCode(parts.codes.Val()),
+	}
+	if n, err := strconv.Atoi(fields[groupMaxRetries]); err == nil {
+		g.MaxRetries = &n
+	}
+	if part, err := strconv.ParseFloat(fields[groupFailureThreshold], 64); err == nil {
+		g.FailureThreshold = &part
 	}
 	if fields[groupTotal] != "" {
 		total := num(groupTotal)

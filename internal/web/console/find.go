@@ -2,7 +2,6 @@ package console
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -83,7 +82,7 @@ func (p findPage) find(ctx context.Context, d *findData, in string, typed bool) 
 	byKey := func(context.Context) ([]hit, error) { return nil, nil }
 	switch {
 	case kind == "group":
-		byKey = func(ctx context.Context) ([]hit, error) { return p.keyInGroup(ctx, scope, text) }
+		byKey = func(ctx context.Context) ([]hit, error) { return p.keyInGroup(ctx, scope, text, typed) }
 	case kind == "tenant" && !typed:
 		byKey = func(ctx context.Context) ([]hit, error) { return p.keyOfTenant(ctx, scope, text) }
 		d.Looked = fmt.Sprintf("A key is looked for in those of the %d newest groups of %s that have unique keys.", keyGroups, scope)
@@ -102,15 +101,15 @@ func (p findPage) find(ctx context.Context, d *findData, in string, typed bool) 
 		add(messages.ListQuery{Tags: tags}, "tag "+text)
 	}
 	if api.ValidID(text) {
-		add(messages.ListQuery{Prefix: text}, "")
+		add(messages.ListQuery{Prefix: text, Brief: typed}, "")
 	}
-	add(messages.ListQuery{Name: text}, "")
+	add(messages.ListQuery{Name: text, Brief: typed}, "")
 	found := make([][]hit, len(lookups))
 	calls, ctx := errgroup.WithContext(ctx)
 	for i, look := range lookups {
 		calls.Go(func() (err error) {
 			found[i], err = look(ctx)
-			if errors.Is(err, api.ErrNotFound) || errors.Is(err, api.ErrInvalid) || errors.Is(err, api.ErrNotAllowed) {
+			if cantHave(err) {
 				return nil
 			}
 			return err
@@ -129,6 +128,13 @@ func (p findPage) find(ctx context.Context, d *findData, in string, typed bool) 
 		}
 	}
 	return nil
+}
+
+// cantHave reports whether an error says that there is nothing to find for the reader.
+func cantHave(err error) bool {
+	problem, _, known := httpapi.ProblemOf(err)
+	return known && (problem.Status == http.StatusNotFound || problem.Status == http.StatusForbidden ||
+		problem.Status == http.StatusUnprocessableEntity)
 }
 
 // groups finds groups by a query of the list. The one whose id is the query's prefix comes first.
@@ -193,13 +199,13 @@ func jobHit(j api.Job, note string) hit {
 }
 
 // keyInGroup finds the job of a group that has a key. Without unique keys there is no index: then it
-// looks at the first keyFailures failed jobs.
-func (p findPage) keyInGroup(ctx context.Context, group, key string) (hits []hit, err error) {
+// looks at the first keyFailures failed jobs, unless the key may not be complete.
+func (p findPage) keyInGroup(ctx context.Context, group, key string, typed bool) (hits []hit, err error) {
 	l, err := p.backend.Jobs(ctx, group, messages.JobQuery{Key: key, Limit: 1})
 	for _, j := range l.Jobs {
 		hits = append(hits, jobHit(j, "job "+fmt.Sprint(j.Ordinal)+" of "+group))
 	}
-	if !errors.Is(err, api.ErrInvalid) {
+	if err == nil || typed || !cantHave(err) {
 		return hits, err
 	}
 	q := messages.FailureQuery{Limit: 1000}
@@ -229,7 +235,7 @@ func (p findPage) keyOfTenant(ctx context.Context, tenant, key string) ([]hit, e
 	for i, g := range l.Groups {
 		calls.Go(func() error {
 			jobs, err := p.backend.Jobs(ctx, g.ID, messages.JobQuery{Key: key, Limit: 1})
-			if errors.Is(err, api.ErrInvalid) || errors.Is(err, api.ErrNotFound) {
+			if cantHave(err) {
 				return nil
 			}
 			for _, j := range jobs.Jobs {

@@ -2,7 +2,6 @@ package console
 
 import (
 	"context"
-	"fmt"
 	"net/http"
 	"net/url"
 	"strings"
@@ -52,7 +51,7 @@ func (s searched) Stats(context.Context) (api.Stats, error) {
 func (s searched) Jobs(_ context.Context, group string, q messages.JobQuery) (api.JobList, error) {
 	switch {
 	case group == "other-1":
-		return api.JobList{}, fmt.Errorf("key: %w", api.ErrInvalid)
+		return api.JobList{}, &messages.ValidationError{Fields: []messages.FieldError{{Field: "key", Problem: "can't be looked up"}}}
 	case q.Key != "ann" || group != "failed-1":
 		return api.JobList{}, nil
 	}

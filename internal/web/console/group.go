@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"fmt"
 	"maps"
 	"net/http"
 	"slices"
@@ -106,7 +107,7 @@ func (p groupPages) reader(id string) func(context.Context) (any, error) {
 	var failed []api.Job
 	var whyAt, failedAt time.Time
 	var failedCount int64
-	readMap, formID := p.mapReader(id), submitData{}.FormID()
+	readMap := p.mapReader(id)
 	return func(ctx context.Context) (any, error) {
 		g, complete, err := p.backend.GroupSummary(ctx, id, maxAggregate)
 		if err != nil {
@@ -132,7 +133,8 @@ func (p groupPages) reader(id string) func(context.Context) (any, error) {
 		if d.Map, err = readMap(ctx); err != nil {
 			return nil, err
 		}
-		d.Why, d.FailedJobs, d.FormID = why, failed, formID
+		d.Why, d.FailedJobs = why, failed
+		d.FormID = fmt.Sprintf("again.%s.%d.%d", id, g.Round, g.Counts.Failed) // the same failed jobs run again once
 		return d, nil
 	}
 }

@@ -258,7 +258,10 @@ func (p submitPage) again(ctx context.Context, r *http.Request) (string, error) 
 		out := json.NewEncoder(lines)
 		out.SetEscapeHTML(false) // payloads stay as they were
 		_, err := p.backend.Failures(ctx, id, messages.FailureQuery{Payloads: true}, func(f api.Failure) error {
-			return out.Encode(messages.Job{Payload: f.Payload, Key: f.Key})
+			if f.PayloadLost {
+				return nil
+			}
+			return out.Encode(messages.Job{Payload: f.Payload, Key: f.Key, Type: f.Type})
 		})
 		_ = lines.CloseWithError(err)
 	}()
@@ -267,10 +270,15 @@ func (p submitPage) again(ctx context.Context, r *http.Request) (string, error) 
 		_ = text.Close()
 		<-ended
 	}()
-	return p.store(ctx, map[string]any{
+	same := map[string]any{
 		"type": g.Type, "tenant": g.Tenant, "name": g.Name, "tags": g.Tags, "priority": g.Priority,
-		"callback_url": g.CallbackURL,
-	}, r.PostForm.Get("form_id"), httpapi.Load{Text: text})
+		"callback_url": g.CallbackURL, "max_retries": g.MaxRetries, "failure_threshold": g.FailureThreshold,
+		"unique_keys": g.UniqueKeys,
+	}
+	if g.JobTimeout != "" {
+		same["job_timeout"] = g.JobTimeout
+	}
+	return p.store(ctx, same, r.PostForm.Get("form_id"), httpapi.Load{Text: text})
 }
 
 // store creates a group, appends the jobs of a text and seals it. It creates no group if the first
@@ -308,7 +316,7 @@ func (p submitPage) store(
 		return "", err
 	}
 	if g.ID != id { // the form was sent before, such as by a double click
-		return root + "/groups/" + g.ID + "?done=submitted", nil
+		return root + "/groups/" + g.ID + "?done=submitted-before", nil
 	}
 	if _, err := p.backend.Pause(ctx, g.ID); err != nil {
 		return "", p.undo(ctx, g.ID, api.Appended{}, err)

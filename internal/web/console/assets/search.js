@@ -5,12 +5,15 @@
 const search = document.getElementById("search");
 const suggested = document.getElementById("suggested");
 let typing = null;
+let asking = null; // the request that has not been answered
 
 async function suggest() {
   const text = search.q.value.trim();
   const parameters = new URLSearchParams(new FormData(search));
   parameters.set("typed", "");
-  const answer = text && await fetch(search.action + "?" + parameters).catch(() => null);
+  asking?.abort();
+  asking = new AbortController();
+  const answer = text && await fetch(search.action + "?" + parameters, { signal: asking.signal }).catch(() => null);
   if (search.q.value.trim() !== text || document.activeElement !== search.q) {
     return; // more was typed
   }
