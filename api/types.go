@@ -349,8 +349,8 @@ type Stats struct {
 	StartedPerSec float64 `json:"started_per_second"`
 	Rejected      int64   `json:"rejected_messages"` // entries of the stream ingest:rejected
 	DeadLetters   int64   `json:"dead_letters"`
-	// OldestWaiting is when the oldest job at the head of a queue of a busy tenant was accepted; absent:
-	// no job waits. It is at most 30 s old.
+	// OldestWaiting is since when the next job of a busy tenant waits; absent: no job waits. It is at most
+	// 30 s old.
 	OldestWaiting *time.Time `json:"oldest_waiting,omitempty"`
 	// Memory is the use of Redis's memory.
 	Memory RedisMemory `json:"redis_memory"`

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -116,6 +117,9 @@ func (s *Store) readSlow(ctx context.Context) (slow slowStats, err error) {
 	return slow, err
 }
 
+// maxCounted is the number of workers, also those that have gone, after which startDelays begins anew.
+const maxCounted = 10_000
+
 // startDelays knows what the workers have counted of start delays. The zero value is ready for use.
 type startDelays struct {
 	mu       sync.Mutex
@@ -150,7 +154,11 @@ func (d *startDelays) since(at time.Time) (all presence.Delays, stored func()) {
 	return all, func() {
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		d.recorded, d.at = now, at
+		if d.recorded == nil || len(d.recorded) > maxCounted {
+			d.recorded = map[string]presence.Delays{}
+		}
+		maps.Copy(d.recorded, now) // those of a worker whose heartbeat is late stay
+		d.at = at
 	}
 }
 

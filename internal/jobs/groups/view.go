@@ -473,6 +473,9 @@ func (s *Store) failedWith(
 	ctx context.Context, p keyspace.Partition, group string, q messages.JobQuery, from int64,
 ) (found []ledger.ListedJob, next int64, err error) {
 	const step = 500
+	if known, err := ledger.HasCode(ctx, s.conn.Cmd, p, group, q.Code); err != nil || !known {
+		return nil, -1, err
+	}
 	for looked := 0; looked < maxFailedRead; looked += step {
 		var failed []ledger.ListedJob
 		if failed, next, err = ledger.ListJobs(ctx, s.conn.Cmd, p, group, q.State, from, step); err != nil {

@@ -89,7 +89,11 @@ func findQueued(
 			}
 			for _, blob := range blobs {
 				if n, ok := QueuedOrdinal(blob); ok && n == ordinal {
-					return typ, blob, 1, nil
+					n, err := c.LLen(ctx, p.Queue(group, typ)).Result()
+					if from = 1; at > n/2 {
+						from = -1
+					}
+					return typ, blob, from, err
 				}
 			}
 			if len(blobs) < page {

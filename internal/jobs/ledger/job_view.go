@@ -181,6 +181,15 @@ func ListJobs(
 	return jobs, next, readErrors(ctx, c, p, group, jobs)
 }
 
+// HasCode reports whether failed jobs of a group have an error code.
+func HasCode(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group, code string) (bool, error) {
+	n, err := c.HExists(ctx, p.Codes(group), code).Result()
+	if err != nil {
+		return false, fmt.Errorf("look for an error code of group %s: %w", group, err)
+	}
+	return n, nil
+}
+
 // readErrors reads the last errors of jobs of one group, in one round trip, and sets their Errors.
 func readErrors(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, jobs []ListedJob,

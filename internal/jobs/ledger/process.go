@@ -216,9 +216,9 @@ func TopSamples(ctx context.Context, c redis.Cmdable, p keyspace.Partition) ([]s
 	return samples, nil
 }
 
-// OldestWaiting returns when the oldest was accepted of the jobs that are the next of these tenants; nil:
-// none of their jobs waits, or only those of paused groups and types. It makes four round trips, and
-// looks at maxQueuesRead queues at most.
+// OldestWaiting returns since when the jobs that are the next of these tenants wait: the earliest
+// time at which one of them was accepted, or due to start. nil: none of their jobs waits, or only
+// those of paused groups and types. It looks at 1,000 queues at most.
 func OldestWaiting(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, tenants []string,
 ) (oldest *time.Time, err error) {
@@ -226,34 +226,55 @@ func OldestWaiting(
 	if err != nil {
 		return nil, fmt.Errorf("read the types of partition %d: %w", p.Index(), err)
 	}
+	waiting, err := pipelined(ctx, c, types, func(pipe redis.Pipeliner, typ string) *redis.SliceCmd {
+		return pipe.HMGet(ctx, p.Load(typ), loadWaiting)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read the waiting jobs of partition %d: %w", p.Index(), err)
+	}
 	var queues []TenantQueue
 	for _, tenant := range tenants {
-		for _, typ := range types {
+		for i, typ := range types {
+			if integer(values(waiting[i].Val()).str(0)) <= 0 {
+				continue
+			}
 			queues = append(queues, TenantQueue{typ, "high", tenant}, TenantQueue{typ, "normal", tenant}, TenantQueue{typ, "low", tenant})
 		}
 	}
-	found, err := ReadQueues(ctx, c, p, queues[:min(len(queues), maxQueuesRead)], 1)
+	found, err := ReadQueues(ctx, c, p, queues[:min(len(queues), 1000)], 1)
 	if err != nil {
 		return nil, err
 	}
-	var keys []string
-	for q, first := range found {
-		if len(first.Groups) > 0 && !first.TypePaused {
-			keys = append(keys, p.Queue(first.Groups[0].ID, q.Type))
+	type next struct {
+		jobs  *redis.StringSliceCmd
+		runAt *redis.SliceCmd
+	}
+	var first []TenantQueue
+	for q, groups := range found {
+		if len(groups.Groups) > 0 && !groups.TypePaused {
+			q.Tenant = groups.Groups[0].ID
+			first = append(first, q)
 		}
 	}
-	jobs, err := pipelined(ctx, c, keys, func(pipe redis.Pipeliner, key string) *redis.StringSliceCmd {
-		return pipe.LRange(ctx, key, 0, 0)
+	reads, err := pipelined(ctx, c, first, func(pipe redis.Pipeliner, q TenantQueue) next {
+		return next{pipe.LRange(ctx, p.Queue(q.Tenant, q.Type), 0, 0), pipe.HMGet(ctx, p.Group(q.Tenant), groupRunAt)}
 	})
 	if err != nil {
 		return nil, fmt.Errorf("read the next jobs of partition %d: %w", p.Index(), err)
 	}
-	for _, blobs := range jobs {
-		for _, blob := range blobs.Val() {
+	for _, read := range reads {
+		for _, blob := range read.jobs.Val() {
 			var j Job
 			c := cutter{rest: blob}
-			if c.queued(&j); !c.bad && (oldest == nil || j.Accepted.Before(*oldest)) {
-				oldest = new(j.Accepted.UTC())
+			if c.queued(&j); c.bad {
+				continue
+			}
+			since := j.Accepted
+			if due := instant(values(read.runAt.Val()).str(0)); due.After(since) {
+				since = due
+			}
+			if oldest == nil || since.Before(*oldest) {
+				oldest = new(since.UTC())
 			}
 		}
 	}

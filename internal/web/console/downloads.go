@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"strconv"
 	"strings"
 	"time"
 
@@ -122,7 +123,8 @@ func (d *download) row(cells ...any) {
 	row := make([]string, len(cells))
 	for i, cell := range cells {
 		row[i] = fmt.Sprint(cell)
-		if _, text := cell.(string); text && strings.IndexAny(row[i], "=+-@\t\r") == 0 {
+		_, text := cell.(string)
+		if _, err := strconv.ParseFloat(row[i], 64); err != nil && text && strings.IndexAny(row[i], "=+-@\t\r") == 0 {
 			row[i] = "'" + row[i]
 		}
 	}

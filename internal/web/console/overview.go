@@ -278,7 +278,7 @@ func healthOf(d overviewData) (all []problem) {
 			"Redis uses "+percent(s.Memory.Used, s.Memory.Max)+" of its memory.", "Types", "/ui/#types-title")
 		if s.OldestWaiting != nil {
 			waited := d.At.Sub(*s.OldestWaiting)
-			check(waited > longWait, "", "The oldest waiting job has waited for "+duration(waited.Seconds())+".", "Types", "/ui/#types-title")
+			check(waited > longWait && s.StartedPerSec == 0, "", "No job starts, and the next one has waited for "+duration(waited.Seconds())+".", "Types", "/ui/#types-title")
 		}
 		failed, ended, letters := d.History.FailedLately, d.History.EndedLately, ""
 		if d.Groups {

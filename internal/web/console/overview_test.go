@@ -124,7 +124,7 @@ func TestOverviewOfTheLastHours(t *testing.T) {
 	empty := newTestConsole(t)
 	empty.backend.groups = nil
 	d = empty.page("/ui/")
-	for _, want := range []string{"bulkaction watcher", "No tenant has unfinished jobs", "Done per second –", "No job has started in this time."} {
+	for _, want := range []string{"bulkaction watcher", "No active tenant was counted", "Done per second –", "No job has started in this time."} {
 		require.Contains(t, d.text, want)
 	}
 }
@@ -230,7 +230,7 @@ func TestHealth(t *testing.T) {
 		"No live process has the role fetcher":                                func(d *overviewData) { d.Missing = []string{"fetcher"} },
 		"has 7 jobs, but no worker.":                                          func(d *overviewData) { d.Stats.Types = []api.TypeStats{{Type: "T", Backlog: 7}} },
 		"Redis uses 90% of its memory.":                                       func(d *overviewData) { d.Stats.Memory = api.RedisMemory{Used: 900, Max: 1000} },
-		"The oldest waiting job has waited for 1 h.":                          func(d *overviewData) { d.Stats.OldestWaiting = &old },
+		"No job starts, and the next one has waited for 1 h.":                 func(d *overviewData) { d.Stats.OldestWaiting = &old },
 		"11 of the 1,000 jobs that ended in the last 10 minutes have failed.": func(d *overviewData) { d.History.FailedLately, d.History.EndedLately = 11, 1000 },
 		"the audit has 2 open violations":                                     func(d *overviewData) { d.system.audit.ByLaw = map[string]int64{"location": 2} },
 		"has an open breaker.":                                                func(d *overviewData) { d.system.breakers = []string{"pool/smtp"} },

@@ -121,8 +121,18 @@ func (r *tenantRest) addHistory(h api.TenantHistory) {
 		points[i].NonReady, points[i].Waiting = p.NonReady, max(0, p.Unfinished-p.NonReady)
 	}
 	newest := points[len(points)-1]
-	columns := columnsOf(points, points[0].T.Add(-time.Second), time.Duration(h.StepSeconds)*time.Second)
+	step := time.Duration(h.StepSeconds) * time.Second
+	columns := columnsOf(points, points[0].T.Add(-time.Second), step)
+	stale := time.Since(newest.T) > 3*step
+	if stale { // the tenant is not among the busiest any more: a gap up to now
+		columns = append(columns, column{at: time.Now()})
+	}
 	r.Rates, r.Jobs = newHistoryChart(tenantRates, columns, newest, decimal), newHistoryChart(tenantJobs, columns, newest, decimal)
+	for _, c := range []*lineChart{r.Rates, r.Jobs} {
+		for i := 0; stale && c != nil && i < len(c.Lines); i++ {
+			c.Lines[i].Last = "–"
+		}
+	}
 }
 
 // settings are the names of the fields in the form with a tenant's settings.

@@ -281,7 +281,7 @@ func TestTenant(t *testing.T) {
 
 	d = w.page("/ui/tenants/acme")
 	require.Contains(t, d.text, "Why its jobs wait: running-1 , the oldest of its groups that run: the tenant has no permit left <b>")
-	require.Contains(t, d.text, "jobs per second 1.5 Unfinished jobs")
+	require.Contains(t, d.text, "jobs per second – Unfinished jobs")
 	require.Contains(t, d.text, "failed-1.7 "+hostile)
 	d = w.page("/ui/tenants/globex")
 	require.Contains(t, d.text, "Only the busiest tenants have charts.")
