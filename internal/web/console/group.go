@@ -66,8 +66,8 @@ func (g groupData) Unfinished() int64 { return g.Counts.Accepted - g.Counts.Ende
 type step struct {
 	Status  string
 	At      time.Time
-	Seconds float64 // since the step before
-	First   bool
+	Before  string  // the step before; "": this is the first one
+	Seconds float64 // since then
 }
 
 func (p groupPages) group(r *http.Request) (view, error) {
@@ -83,13 +83,8 @@ func (p groupPages) group(r *http.Request) (view, error) {
 	return view{name: "group", title: "Group " + title, data: data, topic: "group:" + id}, nil
 }
 
-// titleOf returns what people call a group: its name, or its tenant and when it was created.
-func titleOf(g api.Group) string {
-	if created := g.Timestamps["created"]; g.Name == "" && !created.IsZero() {
-		return g.Tenant + " · " + created.UTC().Format("2006-01-02 15:04 UTC")
-	}
-	return cmp.Or(g.Name, g.ID)
-}
+// titleOf returns what people call a group: its name, or its id if it has none.
+func titleOf(g api.Group) string { return cmp.Or(g.Name, g.ID) }
 
 func (p groupPages) openGroup(ctx context.Context, id string) (func(context.Context) (any, error), error) {
 	if !api.ValidID(id) {
@@ -172,7 +167,11 @@ func newGroupData(g api.Group, complete bool) groupData {
 	}
 	d.Codes, d.MoreCodes = largest(d.Codes)
 	for _, name := range slices.Sorted(maps.Keys(g.Aggregate)) {
-		d.Aggregates = append(d.Aggregates, newAggregate(name, g.Aggregate[name]))
+		a := newAggregate(name, g.Aggregate[name])
+		if why := g.AggregateErrors[name]; why != "" {
+			a = aggregate{Name: name, Text: why}
+		}
+		d.Aggregates = append(d.Aggregates, a)
 	}
 	return d
 }
@@ -200,10 +199,8 @@ func steps(times map[string]time.Time) (all []step) {
 	slices.SortFunc(all, func(a, b step) int {
 		return cmp.Or(a.At.Compare(b.At), cmp.Compare(order(a.Status), order(b.Status)))
 	})
-	for i := range all {
-		if all[i].First = i == 0; i > 0 {
-			all[i].Seconds = all[i].At.Sub(all[i-1].At).Seconds()
-		}
+	for i := 1; i < len(all); i++ {
+		all[i].Before, all[i].Seconds = all[i-1].Status, all[i].At.Sub(all[i-1].At).Seconds()
 	}
 	return all
 }
@@ -232,6 +229,8 @@ type aggregate struct {
 	Numbers   []named    // the distribution in numbers
 }
 
+const noValues = "no values"
+
 type named struct{ Name, Text string }
 
 const maxAggregateText = 2000 // bytes of an aggregate that is shown as JSON
@@ -241,7 +240,11 @@ const maxAggregateText = 2000 // bytes of an aggregate that is shown as JSON
 func newAggregate(name string, text json.RawMessage) aggregate {
 	a := aggregate{Name: name}
 	var n float64
-	if json.Unmarshal(text, &n) == nil && string(text) != "null" {
+	if string(text) == "null" {
+		a.Number = noValues
+		return a
+	}
+	if json.Unmarshal(text, &n) == nil {
 		a.Number = decimal(n)
 		return a
 	}
@@ -270,8 +273,8 @@ func newAggregate(name string, text json.RawMessage) aggregate {
 	return a
 }
 
-// distribution sets Histogram, Count and Numbers if the text is a distribution, and reports whether it
-// is. The distribution of a group of an earlier version has no histogram.
+// distribution sets Histogram, Count and Numbers, or Number if there are none, if the text is a
+// distribution, and reports whether it is. The distribution of a group of an earlier version has no histogram.
 func (a *aggregate) distribution(text json.RawMessage) bool {
 	var d struct {
 		Count, Min, P50, P90, P95, P99, Max, Mean, StdDev *float64
@@ -280,6 +283,10 @@ func (a *aggregate) distribution(text json.RawMessage) bool {
 	}
 	if json.Unmarshal(text, &d) != nil {
 		return false
+	}
+	if d.Count != nil && *d.Count == 0 && d.P50 == nil && bytes.Contains(text, []byte(`"p50"`)) {
+		a.Number = noValues
+		return true
 	}
 	names := []string{"min", "p50", "p90", "p95", "p99", "max", "mean", "stddev"}
 	for i, n := range []*float64{d.Min, d.P50, d.P90, d.P95, d.P99, d.Max, d.Mean, d.StdDev} {

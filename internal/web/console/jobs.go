@@ -97,6 +97,12 @@ type jobData struct {
 	Timeline        []jobEvent
 }
 
+// Again reports whether the job took part in a later round of its group than the first. The store
+// then has no times and errors of the rounds before.
+func (d jobData) Again() bool {
+	return d.Of.Round > 1 && len(d.Timeline) > 0 && !d.Timeline[0].At.Before(d.Of.Timestamps["created"])
+}
+
 // Name is what people call the job.
 func (d jobData) Name() string { return cmp.Or(d.Key, strconv.FormatInt(d.Ordinal, 10)) }
 
@@ -197,7 +203,9 @@ func (p groupPages) readJob(ctx context.Context, group string, ordinal int64) (d
 	if d.Of, _, err = p.backend.GroupSummary(ctx, group, 0); err != nil {
 		return d, err
 	}
-	d.Timeline = timeline(d.Job)
+	if d.Timeline = timeline(d.Job); d.Again() && d.AcceptedAt != nil {
+		d.Timeline[0].Name = fmt.Sprintf("queued in round %d", d.Of.Round)
+	}
 	if len(d.Job.Payload) > 0 {
 		d.Payload = indented(d.Job.Payload)
 	}
