@@ -110,6 +110,16 @@ func (p letterPages) readDeadLetters(q url.Values) (
 	}, filter, nil
 }
 
+// list shows the list of dead letters. A query that can't be used is shown again, with the problem.
+func (p letterPages) list(r *http.Request) (view, error) {
+	q := r.URL.Query()
+	return listOf(p.readDeadLetters).orRefused("deadletters", "Dead letters", "dead-letters", func(tenants bool) any {
+		return deadLettersData{Since: q.Get("since"), Filtered: true, Tenants: tenants, Query: messages.DeadLetterQuery{
+			Tenant: q.Get("tenant"), Group: q.Get("group"), Type: q.Get("type"), Code: q.Get("code"),
+		}}
+	})(r)
+}
+
 // add appends dead letters to the page, and counts them by code. The link of each code has the
 // page's other filters.
 func (d *deadLettersData) add(letters []api.DeadLetter, filters url.Values) {

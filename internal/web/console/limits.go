@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/web/httpapi"
@@ -32,6 +33,29 @@ func (r limitRow) Set() string {
 		return r.Effective
 	}
 	return ""
+}
+
+// Show returns a value of the setting as people read it.
+func (r limitRow) Show(value string) string {
+	n, noNumber := strconv.ParseInt(value, 10, 64)
+	d, noDuration := time.ParseDuration(value)
+	switch {
+	case noNumber == nil && n == 0:
+		return "no limit"
+	case noNumber == nil:
+		return count(n) + "/s"
+	case noDuration == nil:
+		return duration(d.Seconds())
+	}
+	return value
+}
+
+// Origin says where the value in effect comes from.
+func (r limitRow) Origin() string {
+	if r.Source == api.SourceAPI {
+		return "set here"
+	}
+	return "the " + r.Source
 }
 
 // Shares are the values of the setting share.

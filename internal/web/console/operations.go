@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/url"
+	"strings"
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
@@ -39,8 +40,7 @@ func (p operationPages) readList(q url.Values) (
 
 type operationData struct {
 	api.Operation
-	FilterJSON string
-	Commands   []api.OperationCommand // that its state allows
+	Commands []api.OperationCommand // that its state allows
 	// For is what the form does that carries out what a dry run has counted; "": there is none. Counted
 	// is its filter, which matches nothing that is newer than the dry run.
 	For, Counted string
@@ -49,7 +49,7 @@ type operationData struct {
 func (p operationPages) read(id string) func(context.Context) (any, error) {
 	return func(ctx context.Context) (any, error) {
 		o, err := p.backend.Operation(ctx, id)
-		d := operationData{Operation: o, FilterJSON: filterJSON(o.Filter)}
+		d := operationData{Operation: o}
 		switch {
 		case o.State == api.OperationRunning:
 			d.Commands = []api.OperationCommand{api.PauseOperation, api.CancelOperation}
@@ -114,6 +114,52 @@ func filterJSON(f api.OperationFilter) string {
 		return string(text)
 	}
 	return `{"all":true}`
+}
+
+// matches says in words what a filter selects.
+func matches(do string, f api.OperationFilter) string {
+	var all []string
+	add := func(name, value string) {
+		if value != "" {
+			all = append(all, name+" "+value)
+		}
+	}
+	choice := func(of *bool, yes, no string) {
+		if of != nil && *of {
+			all = append(all, yes)
+		} else if of != nil {
+			all = append(all, no)
+		}
+	}
+	add("tenant", f.Tenant)
+	add("group", f.Group)
+	add("type", f.Type)
+	add("status", string(f.Status))
+	choice(f.Paused, "paused", "not paused")
+	choice(f.FailedJobs, "with failed jobs", "without failed jobs")
+	add("id begins with", f.Prefix)
+	add("code", f.Code)
+	for _, tag := range f.Tags.Pairs() {
+		add("tag", tag)
+	}
+	if f.Since != nil {
+		add("since", plainTime(*f.Since))
+	}
+	if f.Until != nil {
+		add("before", plainTime(*f.Until))
+	}
+	if len(all) > 0 {
+		return strings.Join(all, ", ")
+	}
+	return "all " + strings.TrimPrefix(unitOf(do, 0), "0 ")
+}
+
+// exampleOf returns the path of a group, or of a job, that an operation names.
+func exampleOf(do, id string) string {
+	if at := strings.LastIndexByte(id, '.'); api.OnDeadLetters(do) && at > 0 {
+		return root + "/groups/" + id[:at] + "/jobs/" + id[at+1:]
+	}
+	return root + "/groups/" + id
 }
 
 // allMatching is the form that starts operations on what a list shows.

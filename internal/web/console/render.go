@@ -222,6 +222,8 @@ type failure struct {
 	Back                       string
 }
 
+const notUsable = "That can't be used"
+
 // fail answers with the page of an error.
 func (c *Console) fail(w http.ResponseWriter, r *http.Request, err error) {
 	f, status := c.failureOf(w, r, err)
@@ -240,7 +242,10 @@ func (c *Console) failureOf(w http.ResponseWriter, r *http.Request, err error) (
 	var input *inputError
 	switch {
 	case errors.As(err, &input):
-		status, f.Heading, f.Detail = http.StatusUnprocessableEntity, "That can't be used", input.Error()
+		status, f.Heading, f.Detail = http.StatusUnprocessableEntity, notUsable, input.Error()
+		if _, form := errors.AsType[*formError](err); form {
+			f.Detail = labelOf(input.field) + " " + input.problem
+		}
 	case !known:
 		c.Log.LogAttrs(context.WithoutCancel(r.Context()), slog.LevelError, "a page of the console failed",
 			slog.String("request_id", f.RequestID), slog.String("method", r.Method), slog.String("path", r.URL.Path),
@@ -263,7 +268,29 @@ func (c *Console) failureOf(w http.ResponseWriter, r *http.Request, err error) (
 		f.Detail += " The action may have been carried out: look before you repeat it."
 	}
 	web.SetRetryAfter(w.Header(), retryAfter)
+	if _, form := errors.AsType[*formError](err); form {
+		f.inForm()
+	}
+	f.once()
 	return f, status
+}
+
+// once leaves out of Detail what Fields say; a single field becomes the sentence.
+func (f *failure) once() {
+	for i, e := range f.Fields {
+		if e.Problem == "required" {
+			f.Fields[i].Problem = "is required"
+		}
+	}
+	switch {
+	case len(f.Fields) > 1:
+		f.Detail = ""
+	case len(f.Fields) == 1 && f.Fields[0].Problem != f.Detail:
+		f.Detail = f.Fields[0].Field + " " + f.Fields[0].Problem
+		fallthrough
+	case len(f.Fields) == 1:
+		f.Fields = nil
+	}
 }
 
 // pageOf returns the path to which an error page links back: for a POST, the request's path or its
