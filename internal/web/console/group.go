@@ -167,11 +167,7 @@ func newGroupData(g api.Group, complete bool) groupData {
 	}
 	d.Codes, d.MoreCodes = largest(d.Codes)
 	for _, name := range slices.Sorted(maps.Keys(g.Aggregate)) {
-		a := newAggregate(name, g.Aggregate[name])
-		if why := g.AggregateErrors[name]; why != "" {
-			a = aggregate{Name: name, Text: why}
-		}
-		d.Aggregates = append(d.Aggregates, a)
+		d.Aggregates = append(d.Aggregates, newAggregate(name, g.Aggregate[name]))
 	}
 	return d
 }
@@ -229,8 +225,6 @@ type aggregate struct {
 	Numbers   []named    // the distribution in numbers
 }
 
-const noValues = "no values"
-
 type named struct{ Name, Text string }
 
 const maxAggregateText = 2000 // bytes of an aggregate that is shown as JSON
@@ -241,7 +235,7 @@ func newAggregate(name string, text json.RawMessage) aggregate {
 	a := aggregate{Name: name}
 	var n float64
 	if string(text) == "null" {
-		a.Number = noValues
+		a.Number = "no values"
 		return a
 	}
 	if json.Unmarshal(text, &n) == nil {
@@ -273,8 +267,8 @@ func newAggregate(name string, text json.RawMessage) aggregate {
 	return a
 }
 
-// distribution sets Histogram, Count and Numbers, or Number if there are none, if the text is a
-// distribution, and reports whether it is. The distribution of a group of an earlier version has no histogram.
+// distribution sets Histogram, Count and Numbers if the text is a distribution, and reports whether it
+// is. The distribution of a group of an earlier version has no histogram.
 func (a *aggregate) distribution(text json.RawMessage) bool {
 	var d struct {
 		Count, Min, P50, P90, P95, P99, Max, Mean, StdDev *float64
@@ -283,10 +277,6 @@ func (a *aggregate) distribution(text json.RawMessage) bool {
 	}
 	if json.Unmarshal(text, &d) != nil {
 		return false
-	}
-	if d.Count != nil && *d.Count == 0 && d.P50 == nil && bytes.Contains(text, []byte(`"p50"`)) {
-		a.Number = noValues
-		return true
 	}
 	names := []string{"min", "p50", "p90", "p95", "p99", "max", "mean", "stddev"}
 	for i, n := range []*float64{d.Min, d.P50, d.P90, d.P95, d.P99, d.Max, d.Mean, d.StdDev} {

@@ -37,25 +37,16 @@ func (r limitRow) Set() string {
 
 // Show returns a value of the setting as people read it.
 func (r limitRow) Show(value string) string {
-	n, noNumber := strconv.ParseInt(value, 10, 64)
-	d, noDuration := time.ParseDuration(value)
-	switch {
-	case noNumber == nil && n == 0:
+	if value == "0" {
 		return "no limit"
-	case noNumber == nil:
-		return count(n) + "/s"
-	case noDuration == nil:
+	}
+	if r.Field == "rps" {
+		return count(value) + "/s"
+	}
+	if d, err := time.ParseDuration(value); err == nil {
 		return duration(d.Seconds())
 	}
 	return value
-}
-
-// Origin says where the value in effect comes from.
-func (r limitRow) Origin() string {
-	if r.Source == api.SourceAPI {
-		return "set here"
-	}
-	return "the " + r.Source
 }
 
 // Shares are the values of the setting share.

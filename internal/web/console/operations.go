@@ -2,10 +2,12 @@ package console
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 	"time"
 
@@ -119,39 +121,25 @@ func filterJSON(f api.OperationFilter) string {
 // matches says in words what a filter selects.
 func matches(do string, f api.OperationFilter) string {
 	var all []string
-	add := func(name, value string) {
-		if value != "" {
-			all = append(all, name+" "+value)
+	for _, part := range []named{
+		{"tenant", f.Tenant}, {"group", f.Group}, {"type", f.Type}, {"status", string(f.Status)},
+		{"paused", textOf(f.Paused, strconv.FormatBool)}, {"failed jobs", textOf(f.FailedJobs, strconv.FormatBool)},
+		{"id begins with", f.Prefix}, {"code", f.Code}, {"tag", strings.Join(f.Tags.Pairs(), ", tag ")},
+		{"since", textOf(f.Since, plainTime)}, {"before", textOf(f.Until, plainTime)},
+	} {
+		if part.Text != "" {
+			all = append(all, part.Name+" "+part.Text)
 		}
 	}
-	choice := func(of *bool, yes, no string) {
-		if of != nil && *of {
-			all = append(all, yes)
-		} else if of != nil {
-			all = append(all, no)
-		}
+	return cmp.Or(strings.Join(all, ", "), "all "+strings.TrimPrefix(unitOf(do, 0), "0 "))
+}
+
+// textOf returns a value as text; "" if there is none.
+func textOf[T any](value *T, text func(T) string) string {
+	if value == nil {
+		return ""
 	}
-	add("tenant", f.Tenant)
-	add("group", f.Group)
-	add("type", f.Type)
-	add("status", string(f.Status))
-	choice(f.Paused, "paused", "not paused")
-	choice(f.FailedJobs, "with failed jobs", "without failed jobs")
-	add("id begins with", f.Prefix)
-	add("code", f.Code)
-	for _, tag := range f.Tags.Pairs() {
-		add("tag", tag)
-	}
-	if f.Since != nil {
-		add("since", plainTime(*f.Since))
-	}
-	if f.Until != nil {
-		add("before", plainTime(*f.Until))
-	}
-	if len(all) > 0 {
-		return strings.Join(all, ", ")
-	}
-	return "all " + strings.TrimPrefix(unitOf(do, 0), "0 ")
+	return text(*value)
 }
 
 // exampleOf returns the path of a group, or of a job, that an operation names.

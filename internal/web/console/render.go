@@ -268,27 +268,28 @@ func (c *Console) failureOf(w http.ResponseWriter, r *http.Request, err error) (
 		f.Detail += " The action may have been carried out: look before you repeat it."
 	}
 	web.SetRetryAfter(w.Header(), retryAfter)
-	if _, form := errors.AsType[*formError](err); form {
-		f.inForm()
-	}
-	f.once()
+	f.say(err)
 	return f, status
 }
 
-// once leaves out of Detail what Fields say; a single field becomes the sentence.
-func (f *failure) once() {
+// say puts the problem in the words of the form, once: Fields are left out if Detail can name the only
+// one, and otherwise Detail is.
+func (f *failure) say(err error) {
+	_, form := errors.AsType[*formError](err)
 	for i, e := range f.Fields {
-		if e.Problem == "required" {
-			f.Fields[i].Problem = "is required"
+		if form {
+			f.Fields[i] = api.FieldError{Field: labelOf(e.Field), Problem: strings.TrimPrefix(formWords.Replace(e.Problem), e.Field+" ")}
 		}
 	}
 	switch {
 	case len(f.Fields) > 1:
 		f.Detail = ""
-	case len(f.Fields) == 1 && f.Fields[0].Problem != f.Detail:
-		f.Detail = f.Fields[0].Field + " " + f.Fields[0].Problem
-		fallthrough
 	case len(f.Fields) == 1:
+		if one := f.Fields[0]; one.Problem != formWords.Replace(f.Detail) {
+			f.Detail = one.Field + " " + one.Problem
+		} else {
+			f.Detail = one.Problem
+		}
 		f.Fields = nil
 	}
 }

@@ -394,21 +394,13 @@ func labelOf(field string) string {
 	return cmp.Or(label, field)
 }
 
-// delimiters are the choices of the form, by how a problem names them.
-var delimiters = strings.NewReplacer(
+// formWords replaces the words of a problem that are not about a form.
+var formWords = strings.NewReplacer(
 	"send the query parameter delimiter=%3B", "choose semicolon under Options of CSV",
 	"send the query parameter delimiter=%09", "choose tab under Options of CSV",
 	"send the query parameter delimiter=%7C", "choose | under Options of CSV",
+	"required", "is required",
 )
-
-// inForm puts the problem of a form in its words: those of its labels.
-func (f *failure) inForm() {
-	f.Detail = delimiters.Replace(f.Detail)
-	for i, e := range f.Fields {
-		problem := strings.TrimPrefix(delimiters.Replace(e.Problem), e.Field+" ")
-		f.Fields[i] = api.FieldError{Field: labelOf(e.Field), Problem: problem}
-	}
-}
 
 var errArray = invalid("The text", "is a JSON array, but NDJSON has one object a line")
 
