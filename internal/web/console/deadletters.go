@@ -251,7 +251,7 @@ func (p failuresPage) view(r *http.Request) (view, error) {
 	if code != "" {
 		d.Codes = slices.DeleteFunc(slices.Clone(sum.Codes), func(c api.FailureCode) bool { return c.Code != code })
 	}
-	return view{name: "failures", title: "Failures of " + id, data: d}, nil
+	return view{name: "failures", title: "Failures of " + titleOf(g), data: d}, nil
 }
 
 // codeOf returns the error code in a query or a form; "": jobs with any code.

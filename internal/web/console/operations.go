@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/url"
-	"strconv"
 	"strings"
 	"time"
 
@@ -123,15 +122,23 @@ func matches(do string, f api.OperationFilter) string {
 	var all []string
 	for _, part := range []named{
 		{"tenant", f.Tenant}, {"group", f.Group}, {"type", f.Type}, {"status", string(f.Status)},
-		{"paused", textOf(f.Paused, strconv.FormatBool)}, {"failed jobs", textOf(f.FailedJobs, strconv.FormatBool)},
+		{"", textOf(f.Paused, func(yes bool) string { return either(yes, "paused", "not paused") })},
+		{"", textOf(f.FailedJobs, func(yes bool) string { return either(yes, "with failed jobs", "without failed jobs") })},
 		{"id begins with", f.Prefix}, {"code", f.Code}, {"tag", strings.Join(f.Tags.Pairs(), ", tag ")},
 		{"since", textOf(f.Since, plainTime)}, {"before", textOf(f.Until, plainTime)},
 	} {
 		if part.Text != "" {
-			all = append(all, part.Name+" "+part.Text)
+			all = append(all, strings.TrimSpace(part.Name+" "+part.Text))
 		}
 	}
 	return cmp.Or(strings.Join(all, ", "), "all "+strings.TrimPrefix(unitOf(do, 0), "0 "))
+}
+
+func either(first bool, a, b string) string {
+	if first {
+		return a
+	}
+	return b
 }
 
 // textOf returns a value as text; "" if there is none.

@@ -77,9 +77,9 @@ func TestMatches(t *testing.T) {
 	t.Parallel()
 	no := false
 	for want, f := range map[string]api.OperationFilter{
-		"all groups":                        {All: true},
-		"tenant acme, status FAILED":        {Tenant: "acme", Status: api.StatusFailed},
-		"paused false, tag a=b, since 2026": {Paused: &no, Tags: api.Tags{"a": "b"}, Since: &created},
+		"all groups":                      {All: true},
+		"tenant acme, status FAILED":      {Tenant: "acme", Status: api.StatusFailed},
+		"not paused, tag a=b, since 2026": {Paused: &no, Tags: api.Tags{"a": "b"}, Since: &created},
 	} {
 		require.Contains(t, matches(api.OpPause, f), want)
 	}

@@ -379,7 +379,7 @@ func (p submitPage) create(
 var formLabels = map[string]string{
 	"type": "Type", "other_type": "Type", "id": "Id", "tenant": "Tenant", "name": "Name", "tags": "Tags", "priority": "Priority",
 	"run_at": "Start at", "max_retries": "Most retries of a job", "job_timeout": "Timeout of a job",
-	"failure_threshold": "The part of failed jobs", "aggregate": "Aggregates", "callback_url": "Callback URL",
+	"failure_threshold": "Failure threshold", "aggregate": "Aggregates", "callback_url": "Callback URL",
 	"delimiter": "Delimiter", "types": "Types of columns", "key_column": "Column with the jobs' keys", "jobs": "Jobs", "body": "Jobs",
 }
 
