@@ -484,7 +484,7 @@ func (c *Console) refuse(w http.ResponseWriter, r *http.Request, a action, err e
 // update would replace what was typed.
 func (c *Console) renderRefused(w http.ResponseWriter, r *http.Request, v view, values url.Values, err error) {
 	f, status := c.failureOf(w, r, err)
-	if status < http.StatusInternalServerError {
+	if status < http.StatusInternalServerError && status != http.StatusTooManyRequests {
 		f.Heading = notUsable
 	}
 	v.topic, v.refused = "", &refusal{failure: f, values: values}

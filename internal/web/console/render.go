@@ -272,28 +272,6 @@ func (c *Console) failureOf(w http.ResponseWriter, r *http.Request, err error) (
 	return f, status
 }
 
-// say puts the problem in the words of the form, once: Fields are left out if Detail can name the only
-// one, and otherwise Detail is.
-func (f *failure) say(err error) {
-	_, form := errors.AsType[*formError](err)
-	for i, e := range f.Fields {
-		if form {
-			f.Fields[i] = api.FieldError{Field: labelOf(e.Field), Problem: strings.TrimPrefix(formWords.Replace(e.Problem), e.Field+" ")}
-		}
-	}
-	switch {
-	case len(f.Fields) > 1:
-		f.Detail = ""
-	case len(f.Fields) == 1:
-		if one := f.Fields[0]; one.Problem != formWords.Replace(f.Detail) {
-			f.Detail = one.Field + " " + one.Problem
-		} else {
-			f.Detail = one.Problem
-		}
-		f.Fields = nil
-	}
-}
-
 // pageOf returns the path to which an error page links back: for a POST, the request's path or its
 // nearest parent that is a page; for other methods, the overview.
 func (c *Console) pageOf(r *http.Request) string {

@@ -280,7 +280,7 @@ func TestTenant(t *testing.T) {
 	require.Empty(t, own.backend.callsOf("patch"))
 
 	d = w.page("/ui/tenants/acme")
-	require.Contains(t, d.text, "Why the jobs of running-1 wait, its oldest open group: the tenant has no permit left <b>")
+	require.Contains(t, d.text, "Why the jobs of its oldest open group, running-1 , wait: the tenant has no permit left <b>")
 	require.Contains(t, d.text, "jobs per second 1.5 Unfinished jobs")
 	require.Contains(t, d.text, "failed-1.7 "+hostile)
 	d = w.page("/ui/tenants/globex")
