@@ -27,6 +27,11 @@ type callbacksData struct {
 	Tenants   bool // the reader sees callbacks of several tenants
 }
 
+// Example is a command that makes a callback.
+func (callbacksData) Example() string {
+	return "bulkaction submit --type NOOP --payload '{}' --callback-url https://example.com/hook"
+}
+
 // Dead reports whether the page shows dead callbacks.
 func (d callbacksData) Dead() bool { return d.Query.State == api.CallbackDead }
 
@@ -53,6 +58,14 @@ func (p callbackPages) readList(q url.Values) (
 			who.Tenant == "" || who.Tenant == auth.AllTenants,
 		}, err
 	}, filter, nil
+}
+
+// list shows the list of callbacks. A query that can't be used is shown again, with the problem.
+func (p callbackPages) list(r *http.Request) (view, error) {
+	q := r.URL.Query()
+	return listOf(p.readList).orRefused("callbacks", "Callbacks", "callbacks", func(tenants bool) any {
+		return callbacksData{nil, api.CallbackQuery{State: q.Get("state"), Tenant: q.Get("tenant")}, api.CallbackStates, "", tenants}
+	})(r)
 }
 
 // hostOf returns the host of a callback's URL, whose path and query may be secret.

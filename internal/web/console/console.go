@@ -185,19 +185,13 @@ func (c *Console) allPages() []page {
 		{path: "/groups/{id}/failures", scope: auth.Read, view: failuresPage{c}.view},
 		{path: "/groups/{id}/jobs", scope: auth.Read, view: groups.jobs},
 		{path: "/groups/{id}/jobs/{ordinal}", scope: auth.Read, view: groups.job},
-		{
-			path: "/dead-letters", nav: "Dead letters", scope: auth.Read,
-			view: listOf(letters.readDeadLetters).page("deadletters", "Dead letters", "dead-letters"),
-		},
+		{path: "/dead-letters", nav: "Dead letters", scope: auth.Read, view: letters.list},
 		{
 			path: "/operations", nav: "Operations", scope: auth.Read,
 			view: listOf(operations.readList).page("operations", "Operations", "operations"),
 		},
 		{path: "/operations/{id}", scope: auth.Read, view: operations.operation},
-		{
-			path: "/callbacks", nav: "Callbacks", scope: auth.Read,
-			view: listOf(callbacks.readList).page("callbacks", "Callbacks", "callbacks"),
-		},
+		{path: "/callbacks", nav: "Callbacks", scope: auth.Read, view: callbacks.list},
 		{path: "/submit", nav: "Submit", scope: auth.Submit, view: submit.form},
 		{path: "/tenants", area: "Flow", nav: "Tenants", scope: auth.Read, view: tenants.list},
 		{path: "/tenants/{id}", scope: auth.Read, view: tenants.tenant},
@@ -490,6 +484,9 @@ func (c *Console) refuse(w http.ResponseWriter, r *http.Request, a action, err e
 // update would replace what was typed.
 func (c *Console) renderRefused(w http.ResponseWriter, r *http.Request, v view, values url.Values, err error) {
 	f, status := c.failureOf(w, r, err)
+	if status < http.StatusInternalServerError && status != http.StatusTooManyRequests {
+		f.Heading = notUsable
+	}
 	v.topic, v.refused = "", &refusal{failure: f, values: values}
 	c.render(w, r, status, v, time.Time{})
 }

@@ -110,6 +110,16 @@ func (p letterPages) readDeadLetters(q url.Values) (
 	}, filter, nil
 }
 
+// list shows the list of dead letters. A query that can't be used is shown again, with the problem.
+func (p letterPages) list(r *http.Request) (view, error) {
+	q := r.URL.Query()
+	return listOf(p.readDeadLetters).orRefused("deadletters", "Dead letters", "dead-letters", func(tenants bool) any {
+		return deadLettersData{Since: q.Get("since"), Filtered: true, Tenants: tenants, Query: messages.DeadLetterQuery{
+			Tenant: q.Get("tenant"), Group: q.Get("group"), Type: q.Get("type"), Code: q.Get("code"),
+		}}
+	})(r)
+}
+
 // add appends dead letters to the page, and counts them by code. The link of each code has the
 // page's other filters.
 func (d *deadLettersData) add(letters []api.DeadLetter, filters url.Values) {
@@ -241,7 +251,7 @@ func (p failuresPage) view(r *http.Request) (view, error) {
 	if code != "" {
 		d.Codes = slices.DeleteFunc(slices.Clone(sum.Codes), func(c api.FailureCode) bool { return c.Code != code })
 	}
-	return view{name: "failures", title: "Failures of " + id, data: d}, nil
+	return view{name: "failures", title: "Failures of " + titleOf(g), data: d}, nil
 }
 
 // codeOf returns the error code in a query or a form; "": jobs with any code.

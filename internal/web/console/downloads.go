@@ -6,6 +6,7 @@ import (
 	"encoding/csv"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"strconv"
 	"strings"
@@ -146,7 +147,9 @@ func (d *download) send() error {
 		}
 		d.w.Header().Set("Content-Type", mediaType)
 		d.w.Header().Set("Content-Disposition", `attachment; filename="`+d.name+`"`)
-		d.sent = true
+		if d.sent = true; d.csv {
+			_, _ = io.WriteString(d.w, "\ufeff") // Excel takes a file without it for one that is not UTF-8
+		}
 	}
 	_, err := d.text.WriteTo(d.w)
 	return err

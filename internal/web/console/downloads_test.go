@@ -34,8 +34,8 @@ func TestDownloads(t *testing.T) {
 	w := parallelAs(t, operator)
 	for file, want := range map[string]struct{ mediaType, first, line string }{
 		"results.ndjson": {"application/x-ndjson", `{"ordinal":7,`, `"data":{"a":""}}`},
-		"results.csv":    {"text/csv; charset=utf-8", "ordinal,key,attempts,duration_ms,started,data\n", `7,'-k,1,2.5,2026-01-02T03:04:05Z,"{""a"":""""}"`},
-		"failures.csv":   {"text/csv; charset=utf-8", "ordinal,key,code,error,attempts,at,payload\n", `7,'@k,PERMANENT,'=1+2,2,2026-01-02T03:04:05Z,"{""to"":""ann""}"`},
+		"results.csv":    {"text/csv; charset=utf-8", "\ufeffordinal,key,attempts,duration_ms,started,data\n", `7,'-k,1,2.5,2026-01-02T03:04:05Z,"{""a"":""""}"`},
+		"failures.csv":   {"text/csv; charset=utf-8", "\ufeffordinal,key,code,error,attempts,at,payload\n", `7,'@k,PERMANENT,'=1+2,2,2026-01-02T03:04:05Z,"{""to"":""ann""}"`},
 	} {
 		answer := w.get("/ui/groups/failed-1/" + file)
 		require.Equal(t, http.StatusOK, answer.Code, file)

@@ -67,8 +67,8 @@ func (g groupData) Unfinished() int64 { return g.Counts.Accepted - g.Counts.Ende
 type step struct {
 	Status  string
 	At      time.Time
-	Seconds float64 // since the step before
-	First   bool
+	Before  string  // the step before; "": this is the first one
+	Seconds float64 // since then
 }
 
 func (p groupPages) group(r *http.Request) (view, error) {
@@ -84,13 +84,8 @@ func (p groupPages) group(r *http.Request) (view, error) {
 	return view{name: "group", title: "Group " + title, data: data, topic: "group:" + id}, nil
 }
 
-// titleOf returns what people call a group: its name, or its tenant and when it was created.
-func titleOf(g api.Group) string {
-	if created := g.Timestamps["created"]; g.Name == "" && !created.IsZero() {
-		return g.Tenant + " · " + created.UTC().Format("2006-01-02 15:04 UTC")
-	}
-	return cmp.Or(g.Name, g.ID)
-}
+// titleOf returns what people call a group: its name, or its id if it has none.
+func titleOf(g api.Group) string { return cmp.Or(g.Name, g.ID) }
 
 func (p groupPages) openGroup(ctx context.Context, id string) (func(context.Context) (any, error), error) {
 	if !api.ValidID(id) {
@@ -202,10 +197,8 @@ func steps(times map[string]time.Time) (all []step) {
 	slices.SortFunc(all, func(a, b step) int {
 		return cmp.Or(a.At.Compare(b.At), cmp.Compare(order(a.Status), order(b.Status)))
 	})
-	for i := range all {
-		if all[i].First = i == 0; i > 0 {
-			all[i].Seconds = all[i].At.Sub(all[i-1].At).Seconds()
-		}
+	for i := 1; i < len(all); i++ {
+		all[i].Before, all[i].Seconds = all[i-1].Status, all[i].At.Sub(all[i-1].At).Seconds()
 	}
 	return all
 }
@@ -243,7 +236,11 @@ const maxAggregateText = 2000 // bytes of an aggregate that is shown as JSON
 func newAggregate(name string, text json.RawMessage) aggregate {
 	a := aggregate{Name: name}
 	var n float64
-	if json.Unmarshal(text, &n) == nil && string(text) != "null" {
+	if string(text) == "null" {
+		a.Number = "no values"
+		return a
+	}
+	if json.Unmarshal(text, &n) == nil {
 		a.Number = decimal(n)
 		return a
 	}

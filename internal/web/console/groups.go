@@ -62,17 +62,14 @@ func (p groupPages) openList(ctx context.Context, arg string) (func(context.Cont
 
 // list shows the list of groups. A query that can't be used is shown again, with the problem.
 func (p groupPages) list(r *http.Request) (view, error) {
-	v, err := listOf(p.readList).page("groups", "Groups", "groups")(r)
-	if _, ok := errors.AsType[*inputError](err); !ok {
-		return v, err
-	}
 	q := r.URL.Query()
-	who, _ := auth.From(r.Context())
-	return view{name: "groups", title: "Groups", refused: &refusal{cause: err}, data: groupsData{
-		Tenant: q.Get("tenant"), Status: strings.ToUpper(q.Get("status")), Statuses: statuses, Type: q.Get("type"),
-		Prefix: q.Get("prefix"), Paused: q.Get("paused"), Failed: q.Get("failed_jobs"), Since: q.Get("since"),
-		Tags: typedTags(q["tag"]), First: true, Filtered: true, Tenants: who.Tenant == "" || who.Tenant == auth.AllTenants,
-	}}, nil
+	return listOf(p.readList).orRefused("groups", "Groups", "groups", func(tenants bool) any {
+		return groupsData{
+			Tenant: q.Get("tenant"), Status: strings.ToUpper(q.Get("status")), Statuses: statuses, Type: q.Get("type"),
+			Prefix: q.Get("prefix"), Paused: q.Get("paused"), Failed: q.Get("failed_jobs"), Since: q.Get("since"),
+			Tags: typedTags(q["tag"]), First: true, Filtered: true, Tenants: tenants,
+		}
+	})(r)
 }
 
 // typedTags leaves out empty fields.
@@ -246,6 +243,20 @@ func (l listOf) page(name, title, topic string) func(r *http.Request) (view, err
 		}
 		data, err := read(r.Context())
 		return view{name: name, title: title, data: data, topic: topic + ":" + filter.Encode()}, err
+	}
+}
+
+// orRefused returns the view of a list like page. For a query that can't be used, it shows the data that
+// typed returns, whose argument says whether the reader sees several tenants.
+func (l listOf) orRefused(name, title, topic string, typed func(tenants bool) any) func(r *http.Request) (view, error) {
+	return func(r *http.Request) (view, error) {
+		v, err := l.page(name, title, topic)(r)
+		if _, ok := errors.AsType[*inputError](err); !ok {
+			return v, err
+		}
+		who, _ := auth.From(r.Context())
+		data := typed(who.Tenant == "" || who.Tenant == auth.AllTenants)
+		return view{name: name, title: title, data: data, refused: &refusal{cause: err}}, nil
 	}
 }
 

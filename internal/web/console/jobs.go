@@ -3,8 +3,10 @@ package console
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,6 +25,7 @@ type jobsData struct {
 	Counts []quantity // the group's jobs by state
 	States []string
 	Query  messages.JobQuery
+	Typed  string // the ordinal that was looked for, if it was refused
 	Jobs   []api.Job
 	Next   string // path of the next page
 }
@@ -40,41 +43,25 @@ func (p groupPages) jobs(r *http.Request) (view, error) {
 	if err != nil {
 		return view{}, err
 	}
-	q := r.URL.Query()
-	if text := strings.TrimSpace(q.Get("ordinal")); text != "" {
-		ordinal, err := strconv.ParseUint(text, 10, 63)
-		if err != nil {
-			return view{}, invalid("The ordinal", "must be a whole number from 0")
-		}
-		return view{}, redirectError(pathOfJob(id, int64(ordinal)))
-	}
-	query := messages.JobQuery{State: q.Get("state"), Key: strings.TrimSpace(q.Get("key")), Limit: jobsPage}
-	if query.Code, err = codeOf(q); err != nil {
-		return view{}, err
-	}
-	if query.Cursor, err = cursorOf(q); err != nil {
-		return view{}, err
-	}
-	switch {
-	case query.State != "" && !slices.Contains(api.JobStates, query.State):
-		return view{}, notOneOf("state", api.JobStates)
-	case query.Key != "" && !messages.ValidJobKey(query.Key):
-		return view{}, invalid("key", "must %s", messages.JobKeyRule)
-	}
 	g, _, err := p.backend.GroupSummary(r.Context(), id, 0)
 	if err != nil {
 		return view{}, err
 	}
-	d := jobsData{Group: g, Counts: values(g.Counts), States: api.JobStates, Query: query}
+	d := jobsData{Group: g, Counts: values(g.Counts), States: api.JobStates}
 	v := view{name: "jobs", title: "Jobs of " + titleOf(g)}
-	l, err := p.backend.Jobs(r.Context(), id, query)
+	var l api.JobList
+	if err = d.parse(r.URL.Query()); err == nil {
+		l, err = p.backend.Jobs(r.Context(), id, d.Query)
+	}
 	if err != nil {
-		if problem, _, _ := httpapi.ProblemOf(err); problem.Status != http.StatusUnprocessableEntity {
+		_, bad := errors.AsType[*inputError](err)
+		if problem, _, _ := httpapi.ProblemOf(err); !bad && problem.Status != http.StatusUnprocessableEntity {
 			return view{}, err
 		}
 		v.data, v.refused = d, &refusal{cause: err} // such as a key, in a group without unique keys
 		return v, nil
 	}
+	query := d.Query
 	if query.Key != "" && query.Cursor+l.Cursor == "" && len(l.Jobs) == 1 {
 		return view{}, redirectError(pathOfJob(id, l.Jobs[0].Ordinal))
 	}
@@ -83,6 +70,31 @@ func (p groupPages) jobs(r *http.Request) (view, error) {
 	}), l.Cursor)
 	v.data = d
 	return v, nil
+}
+
+// parse sets Query and Typed. For the ordinal of a job, it returns a redirectError to its page.
+func (d *jobsData) parse(q url.Values) (err error) {
+	d.Query = messages.JobQuery{State: q.Get("state"), Key: strings.TrimSpace(q.Get("key")), Limit: jobsPage}
+	if d.Typed = strings.TrimSpace(q.Get("ordinal")); d.Typed != "" {
+		ordinal, err := strconv.ParseUint(d.Typed, 10, 63)
+		if jobs := d.Group.Counts.Accepted; err != nil || int64(ordinal) >= jobs {
+			return invalid("The ordinal", "must be a whole number from 0, below %s: the group has so many jobs", count(jobs))
+		}
+		return redirectError(pathOfJob(d.Group.ID, int64(ordinal)))
+	}
+	if d.Query.Code, err = codeOf(q); err != nil {
+		return err
+	}
+	if d.Query.Cursor, err = cursorOf(q); err != nil {
+		return err
+	}
+	switch {
+	case d.Query.State != "" && !slices.Contains(api.JobStates, d.Query.State):
+		return notOneOf("state", api.JobStates)
+	case d.Query.Key != "" && !messages.ValidJobKey(d.Query.Key):
+		return invalid("key", "must %s", messages.JobKeyRule)
+	}
+	return nil
 }
 
 func pathOfJob(group string, ordinal int64) string {
@@ -95,6 +107,12 @@ type jobData struct {
 	Of              api.Group
 	Payload, Result string // with line breaks
 	Timeline        []jobEvent
+}
+
+// Again reports whether the job took part in a later round of its group than the first. The store
+// then has no times and errors of the rounds before.
+func (d jobData) Again() bool {
+	return d.Of.Round > 1 && len(d.Timeline) > 0 && !d.Timeline[0].At.Before(d.Of.Timestamps["created"])
 }
 
 // Name is what people call the job.
@@ -197,7 +215,9 @@ func (p groupPages) readJob(ctx context.Context, group string, ordinal int64) (d
 	if d.Of, _, err = p.backend.GroupSummary(ctx, group, 0); err != nil {
 		return d, err
 	}
-	d.Timeline = timeline(d.Job)
+	if d.Timeline = timeline(d.Job); d.Again() && d.AcceptedAt != nil {
+		d.Timeline[0].Name = fmt.Sprintf("queued in round %d", d.Of.Round)
+	}
 	if len(d.Job.Payload) > 0 {
 		d.Payload = indented(d.Job.Payload)
 	}

@@ -26,7 +26,7 @@ func TestJobs(t *testing.T) {
 	w := parallel(t)
 	d := w.page("/ui/groups/failed-1/jobs?state=failed&code=PERMANENT&cursor=c")
 	require.Equal(t, messages.JobQuery{State: "failed", Code: "PERMANENT", Cursor: "c", Limit: 50}, w.backend.jobQuery)
-	require.Contains(t, d.text, "job 7 – failed 1 PERMANENT "+hostile)
+	require.Contains(t, d.text, "job 7 failed 1 PERMANENT "+hostile)
 	require.Contains(t, d.text, "all 1,000 done 900 failed 100")
 	require.Subset(t, d.links(), []string{"/ui/groups/failed-1/jobs?state=in_flight", "/ui/groups/failed-1/jobs/7"})
 	require.Contains(t, w.page("/ui/groups/failed-1/jobs?key=none").text, "No job fits.")
@@ -73,4 +73,29 @@ func TestTimeline(t *testing.T) {
 		{Name: "failed", At: *at(30)},
 	}, timeline(j))
 	require.Empty(t, timeline(api.Job{State: "waiting"}))
+	for _, c := range []struct {
+		round, accepted int
+		again           bool
+	}{{1, 0, false}, {2, 5, true}, {2, -5, false}} { // the last one did not run again
+		g := api.Group{Round: c.round, Timestamps: map[string]time.Time{"created": created}}
+		d := jobData{Of: g, Timeline: timeline(api.Job{AcceptedAt: at(c.accepted)})}
+		require.Equal(t, c.again, d.Again())
+	}
+}
+
+// TestRefusedFilters: a list whose filter can't be used shows its form again.
+func TestRefusedFilters(t *testing.T) {
+	w := parallelAs(t, operator)
+	for path, want := range map[string]url.Values{
+		"/ui/groups/failed-1/jobs?ordinal=": {"ordinal": {"abc"}}, "/ui/groups/failed-1/jobs?code=x&ordinal=": {"ordinal": {"1000"}},
+		"/ui/dead-letters?since=": {"since": {"abc"}}, "/ui/callbacks?state=odd&tenant=": {"tenant": {"acme"}},
+	} {
+		for name := range want {
+			d := refused(t, w.get(path+want.Get(name)), http.StatusUnprocessableEntity, "must be", nil)
+			require.NotContains(t, d.text, "No ")
+			if name != "since" { // browsers show only times in it
+				require.Equal(t, want.Get(name), d.typed()[name])
+			}
+		}
+	}
 }

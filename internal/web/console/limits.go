@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/web/httpapi"
@@ -32,6 +33,20 @@ func (r limitRow) Set() string {
 		return r.Effective
 	}
 	return ""
+}
+
+// Show returns a value of the setting as people read it.
+func (r limitRow) Show(value string) string {
+	if value == "0" {
+		return "no limit"
+	}
+	if r.Field == "rps" {
+		return count(value) + "/s"
+	}
+	if d, err := time.ParseDuration(value); err == nil {
+		return duration(d.Seconds())
+	}
+	return value
 }
 
 // Shares are the values of the setting share.

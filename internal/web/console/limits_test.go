@@ -54,8 +54,8 @@ func TestLimitsPage(t *testing.T) {
 	w := parallelAs(t, admin)
 	d := w.page("/ui/limits")
 	for _, want := range []string{
-		"Permits per second 10000 5000 api", "Share elastic static api", "Default backoff 1s 1s environment", "Max backoff 1m0s 1m0s environment",
-		"limiter sliding · window 1,500 ms · last change in effect since 2026-01-02 03:04:05 UTC", "HTTP no limit 17 20",
+		"Permits per second 10,000/s 5,000/s set here", "Share elastic static set here", "Default backoff 1 s 1 s the environment", "Max backoff 1 min 1 min the environment",
+		"limiter sliding · window 1.5 s · last change in effect since 2026-01-02 03:04:05 UTC", "HTTP no limit 17 20",
 	} {
 		require.Contains(t, d.text, want)
 	}

@@ -2,10 +2,12 @@ package console
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"net/http"
 	"net/url"
+	"strings"
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
@@ -39,8 +41,7 @@ func (p operationPages) readList(q url.Values) (
 
 type operationData struct {
 	api.Operation
-	FilterJSON string
-	Commands   []api.OperationCommand // that its state allows
+	Commands []api.OperationCommand // that its state allows
 	// For is what the form does that carries out what a dry run has counted; "": there is none. Counted
 	// is its filter, which matches nothing that is newer than the dry run.
 	For, Counted string
@@ -49,7 +50,7 @@ type operationData struct {
 func (p operationPages) read(id string) func(context.Context) (any, error) {
 	return func(ctx context.Context) (any, error) {
 		o, err := p.backend.Operation(ctx, id)
-		d := operationData{Operation: o, FilterJSON: filterJSON(o.Filter)}
+		d := operationData{Operation: o}
 		switch {
 		case o.State == api.OperationRunning:
 			d.Commands = []api.OperationCommand{api.PauseOperation, api.CancelOperation}
@@ -114,6 +115,46 @@ func filterJSON(f api.OperationFilter) string {
 		return string(text)
 	}
 	return `{"all":true}`
+}
+
+// matches says in words what a filter selects.
+func matches(do string, f api.OperationFilter) string {
+	var all []string
+	for _, part := range []named{
+		{"tenant", f.Tenant}, {"group", f.Group}, {"type", f.Type}, {"status", string(f.Status)},
+		{"", textOf(f.Paused, func(yes bool) string { return either(yes, "paused", "not paused") })},
+		{"", textOf(f.FailedJobs, func(yes bool) string { return either(yes, "with failed jobs", "without failed jobs") })},
+		{"id begins with", f.Prefix}, {"code", f.Code}, {"tag", strings.Join(f.Tags.Pairs(), ", tag ")},
+		{"since", textOf(f.Since, plainTime)}, {"before", textOf(f.Until, plainTime)},
+	} {
+		if part.Text != "" {
+			all = append(all, strings.TrimSpace(part.Name+" "+part.Text))
+		}
+	}
+	return cmp.Or(strings.Join(all, ", "), "all "+strings.TrimPrefix(unitOf(do, 0), "0 "))
+}
+
+func either(first bool, a, b string) string {
+	if first {
+		return a
+	}
+	return b
+}
+
+// textOf returns a value as text; "" if there is none.
+func textOf[T any](value *T, text func(T) string) string {
+	if value == nil {
+		return ""
+	}
+	return text(*value)
+}
+
+// exampleOf returns the path of a group, or of a job, that an operation names.
+func exampleOf(do, id string) string {
+	if at := strings.LastIndexByte(id, '.'); api.OnDeadLetters(do) && at > 0 {
+		return root + "/groups/" + id[:at] + "/jobs/" + id[at+1:]
+	}
+	return root + "/groups/" + id
 }
 
 // allMatching is the form that starts operations on what a list shows.

@@ -72,6 +72,22 @@ func TestOperationPages(t *testing.T) {
 	require.NotContains(t, as(t, reader).page("/ui/groups").text, "All that match")
 }
 
+// TestMatches: filters are shown in words, and examples as links.
+func TestMatches(t *testing.T) {
+	t.Parallel()
+	no := false
+	for want, f := range map[string]api.OperationFilter{
+		"all groups":                      {All: true},
+		"tenant acme, status FAILED":      {Tenant: "acme", Status: api.StatusFailed},
+		"not paused, tag a=b, since 2026": {Paused: &no, Tags: api.Tags{"a": "b"}, Since: &created},
+	} {
+		require.Contains(t, matches(api.OpPause, f), want)
+	}
+	require.Equal(t, "all dead letters", matches(api.OpRetryDeadLetters, api.OperationFilter{All: true}))
+	require.Equal(t, "/ui/groups/a.7", exampleOf(api.OpPause, "a.7"))
+	require.Equal(t, "/ui/groups/a/jobs/7", exampleOf(api.OpRetryDeadLetters, "a.7"))
+}
+
 // TestOperationAfterDryRun: the form after a dry run starts an operation on nothing that came later.
 func TestOperationAfterDryRun(t *testing.T) {
 	o := apitest.OperationView()

@@ -275,7 +275,7 @@ func TestGroup(t *testing.T) {
 	d = w.page("/ui/groups/failed-1")
 	require.Contains(t, d.text, "Retry 100 failed jobs")
 	require.Contains(t, d.text, "cost 12.5")
-	require.Contains(t, d.text, "after 59 s")
+	require.Contains(t, d.text, "59 s after running")
 	require.Contains(t, d.text, "callback javascript:alert(2)//"+hostile, "a text, no link")
 	require.NotContains(t, d.text, "Why it waits")
 	require.Contains(t, d.actions(), "/ui/groups/failed-1/retry")

@@ -222,6 +222,8 @@ type failure struct {
 	Back                       string
 }
 
+const notUsable = "That can't be used"
+
 // fail answers with the page of an error.
 func (c *Console) fail(w http.ResponseWriter, r *http.Request, err error) {
 	f, status := c.failureOf(w, r, err)
@@ -240,7 +242,10 @@ func (c *Console) failureOf(w http.ResponseWriter, r *http.Request, err error) (
 	var input *inputError
 	switch {
 	case errors.As(err, &input):
-		status, f.Heading, f.Detail = http.StatusUnprocessableEntity, "That can't be used", input.Error()
+		status, f.Heading, f.Detail = http.StatusUnprocessableEntity, notUsable, input.Error()
+		if _, form := errors.AsType[*formError](err); form {
+			f.Detail = labelOf(input.field) + " " + input.problem
+		}
 	case !known:
 		c.Log.LogAttrs(context.WithoutCancel(r.Context()), slog.LevelError, "a page of the console failed",
 			slog.String("request_id", f.RequestID), slog.String("method", r.Method), slog.String("path", r.URL.Path),
@@ -263,6 +268,7 @@ func (c *Console) failureOf(w http.ResponseWriter, r *http.Request, err error) (
 		f.Detail += " The action may have been carried out: look before you repeat it."
 	}
 	web.SetRetryAfter(w.Header(), retryAfter)
+	f.say(err)
 	return f, status
 }
 

@@ -1,6 +1,7 @@
 package console
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -11,6 +12,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -110,11 +112,17 @@ func (p submitPage) submitForm(ctx context.Context, r *http.Request, fields map[
 			// a form without a file has an empty one
 			first := make([]byte, 1)
 			n, err := io.ReadFull(part, first)
-			if part.FileName() == "" || n == 0 && errors.Is(err, io.EOF) {
+			csv := isCSV(part)
+			switch {
+			case part.FileName() == "" || n == 0 && errors.Is(err, io.EOF):
 				continue
+			case fields["jobs"] != "":
+				return "", invalid("The form", "has a file and pasted jobs: choose one of the two")
+			case !csv && first[0] == '[':
+				return "", errArray
 			}
 			text := io.MultiReader(strings.NewReader(string(first[:n])), part)
-			return p.submitJobs(ctx, fields, httpapi.Load{CSV: isCSV(part), Text: text})
+			return p.submitJobs(ctx, fields, httpapi.Load{CSV: csv, Text: text})
 		}
 		most := int64(maxField)
 		switch part.FormName() {
@@ -136,6 +144,9 @@ func (p submitPage) submitForm(ctx context.Context, r *http.Request, fields map[
 	}
 	if fields["jobs"] == "" {
 		return "", invalid("The form", "has no jobs: choose a file, or paste some")
+	}
+	if strings.HasPrefix(fields["jobs"], "[") {
+		return "", errArray
 	}
 	csv := !strings.HasPrefix(fields["jobs"], "{")
 	return p.submitJobs(ctx, fields, httpapi.Load{CSV: csv, Text: strings.NewReader(fields["jobs"] + "\n")})
@@ -182,7 +193,13 @@ func submissionOf(fields map[string]string) (map[string]any, error) {
 	}
 	for _, name := range []string{"max_retries", "failure_threshold", "job_timeout"} {
 		var n json.Number
-		if text := fields[name]; json.Unmarshal([]byte(text), &n) == nil {
+		text := fields[name]
+		if part, percent := strings.CutSuffix(text, "%"); percent && name == "failure_threshold" {
+			if x, err := strconv.ParseFloat(strings.TrimSpace(part), 64); err == nil {
+				text = strconv.FormatFloat(x/100, 'f', -1, 64)
+			}
+		}
+		if json.Unmarshal([]byte(text), &n) == nil {
 			group[name] = n
 		} else if text != "" {
 			group[name] = text
@@ -191,6 +208,9 @@ func submissionOf(fields map[string]string) (map[string]any, error) {
 	if at := fields["run_at"]; at != "" {
 		if _, err := time.Parse(minute, at); err == nil { // as browsers send it
 			at += ":00Z"
+		}
+		if start, err := time.Parse(time.RFC3339, at); err == nil && time.Since(start) > time.Minute {
+			return nil, invalid("run_at", "is in the past (it is UTC): choose a later time, or none to start at once")
 		}
 		group["run_at"] = at
 	}
@@ -362,6 +382,57 @@ func (p submitPage) create(
 	_, err = p.backend.Submit(ctx, g, o)
 	return own, err
 }
+
+// formLabels are the names of the form's fields, by those of the API.
+var formLabels = map[string]string{
+	"type": "Type", "other_type": "Type", "id": "Id", "tenant": "Tenant", "name": "Name", "tags": "Tags", "priority": "Priority",
+	"run_at": "Start at", "max_retries": "Most retries of a job", "job_timeout": "Timeout of a job",
+	"failure_threshold": "Failure threshold", "aggregate": "Aggregates", "callback_url": "Callback URL",
+	"delimiter": "Delimiter", "types": "Types of columns", "key_column": "Column with the jobs' keys", "jobs": "Jobs", "body": "Jobs",
+}
+
+// labelOf returns the label of a field, such as "Aggregates, number 1, as" for aggregate[0].as.
+func labelOf(field string) string {
+	name, rest, _ := strings.Cut(field, "[")
+	label := formLabels[name]
+	if number, part, inside := strings.Cut(rest, "]"); inside && label != "" {
+		n, _ := strconv.Atoi(number)
+		label += fmt.Sprintf(", number %d%s", n+1, strings.Replace(part, ".", ", ", 1))
+	}
+	return cmp.Or(label, field)
+}
+
+// formWords replaces the words of a problem that are not about a form.
+var formWords = strings.NewReplacer(
+	"send the query parameter delimiter=%3B", "choose semicolon under Options of CSV",
+	"send the query parameter delimiter=%09", "choose tab under Options of CSV",
+	"send the query parameter delimiter=%7C", "choose | under Options of CSV",
+	"required", "is required",
+)
+
+// say puts the problem in the words of the form, once: Fields are left out if Detail can name the only
+// one, and otherwise Detail is.
+func (f *failure) say(err error) {
+	_, form := errors.AsType[*formError](err)
+	for i, e := range f.Fields {
+		if form {
+			f.Fields[i] = api.FieldError{Field: labelOf(e.Field), Problem: strings.TrimPrefix(formWords.Replace(e.Problem), e.Field+" ")}
+		}
+	}
+	switch {
+	case len(f.Fields) > 1:
+		f.Detail = ""
+	case len(f.Fields) == 1:
+		if one := f.Fields[0]; one.Problem != formWords.Replace(f.Detail) {
+			f.Detail = one.Field + " " + one.Problem
+		} else {
+			f.Detail = one.Problem
+		}
+		f.Fields = nil
+	}
+}
+
+var errArray = invalid("The text", "is a JSON array, but NDJSON has one object a line")
 
 var errNoJobs = invalid("The text",
 	"has no jobs: a line of NDJSON is {\"payload\": …}, and CSV has a row of names and then rows of values")

@@ -82,11 +82,28 @@ func TestSubmitSettings(t *testing.T) {
 	require.Equal(t, "https://example.com/", g.CallbackURL)
 	require.True(t, g.UniqueKeys)
 	for field, text := range map[string]string{
-		"run_at": "tomorrow", "max_retries": "many", "job_timeout": "soon", "failure_threshold": "2", "aggregate": "count",
+		"run_at": "tomorrow", "max_retries": "many", "job_timeout": "soon", "failure_threshold": "2", "aggregate": "as=n,op=odd",
 	} {
 		fields := map[string]string{"type": "NOOP", "jobs": `{"payload":1}`, field: text}
-		refused(t, upload(w, fields, "", ""), http.StatusUnprocessableEntity, field, url.Values{field: {text}})
+		refused(t, upload(w, fields, "", ""), http.StatusUnprocessableEntity, "That can't be used. "+formLabels[field], url.Values{field: {text}})
 	}
+	for problem, fields := range map[string]map[string]string{
+		"Start at is in the past":                     {"run_at": "2026-01-02T03:04"},
+		"Aggregates, number 1, as is required":        {"aggregate": "op=count"},
+		"choose semicolon under Options of CSV":       {"jobs": "a;b\n1;2"},
+		"Column with the jobs' keys names the column": {"jobs": "a,b\n1,2", "key_column": "c"},
+		"is a JSON array":                             {"jobs": `[{"payload":1}]`},
+		"Type is required":                            {"type": ""},
+	} {
+		all := map[string]string{"type": "NOOP", "jobs": `{"payload":1}`}
+		maps.Copy(all, fields)
+		d := refused(t, upload(w, all, "", ""), http.StatusUnprocessableEntity, problem, nil)
+		require.Equal(t, 1, strings.Count(d.text, problem))
+	}
+	refused(t, upload(w, map[string]string{"type": "NOOP", "jobs": "a\n1"}, "a.csv", "a\n1\n"), http.StatusUnprocessableEntity, "choose one of the two", nil)
+	refused(t, upload(w, map[string]string{"type": "NOOP"}, "a.json", "[]"), http.StatusUnprocessableEntity, "is a JSON array", nil)
+	upload(w, map[string]string{"type": "NOOP", "jobs": `{"payload":1}`, "failure_threshold": "10%"}, "", "")
+	require.InDelta(t, 0.1, *w.backend.submitted.FailureThreshold, 0)
 	upload(w, map[string]string{"type": "NOOP", "jobs": `{"payload":1}`, "aggregate": `[{"as":"n","op":"count"}]`}, "", "")
 	require.Equal(t, []messages.Aggregate{{As: "n", Op: "count"}}, w.backend.submitted.Aggregate)
 }
@@ -134,12 +151,12 @@ func TestSubmitRefuses(t *testing.T) {
 		"a word":     {map[string]string{"type": "NOOP", "jobs": "hello"}, "", "", "The text has no jobs", []string{}},
 		"same names": {good, "a.csv", "to,to\na,b\n", "repeats the name", []string{}},
 		"no key":     {map[string]string{"type": "NOOP", "jobs": "to\nann", "key_column": "id"}, "", "", "id", []string{}},
-		"no type":    {map[string]string{"id": "g1"}, "a.csv", "to\na\n", "type", []string{}},
+		"no type":    {map[string]string{"id": "g1"}, "a.csv", "to\na\n", "Type is required", []string{}},
 		"no jobs":    {good, "", "", "The form has no jobs", []string{}},
-		"long field": {map[string]string{"type": strings.Repeat("x", 600)}, "a.csv", "to\na\n", "type must be at most 512 bytes", []string{}},
-		"delimiter":  {map[string]string{"type": "NOOP", "delimiter": "x"}, "a.csv", "to\na\n", "delimiter", []string{}},
-		"tags":       {map[string]string{"type": "NOOP", "tags": "a=b\r\nspring"}, "a.csv", "to\na\n", "tags must be KEY=VALUE", []string{}},
-		"types":      {map[string]string{"type": "NOOP", "types": "x"}, "a.csv", "to\na\n", "types", []string{}},
+		"long field": {map[string]string{"type": strings.Repeat("x", 600)}, "a.csv", "to\na\n", "Type must be at most 512 bytes", []string{}},
+		"delimiter":  {map[string]string{"type": "NOOP", "delimiter": "x"}, "a.csv", "to\na\n", "Delimiter", []string{}},
+		"tags":       {map[string]string{"type": "NOOP", "tags": "a=b\r\nspring"}, "a.csv", "to\na\n", "Tags must be KEY=VALUE", []string{}},
+		"types":      {map[string]string{"type": "NOOP", "types": "x"}, "a.csv", "to\na\n", "Types of columns", []string{}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -25,15 +25,15 @@ const local = document.documentElement.dataset.zone === "local";
 const clock = { timeZone: local ? undefined : "UTC", timeZoneName: "short", hour12: false };
 const whole = { ...clock, year: "numeric", month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit" };
 
-// Times with the class clock stay times. Labels of charts have the attribute data-time.
+// Times with the class clock stay times, and the text of those with the class said stays as it is. Labels of charts have the attribute data-time.
 function showTimes(within) {
   for (const time of within.querySelectorAll("time[datetime]")) {
     const date = new Date(time.dateTime);
     if (Number.isNaN(date.getTime())) {
       continue;
     }
-    const text = time.classList.contains("clock") ? date.toLocaleString("en-GB", whole) : ago(date);
-    if (time.textContent !== text) {
+    const text = time.classList.contains("clock") ? date.toLocaleString("en-GB", whole) : time.classList.contains("said") ? time.textContent : ago(date);
+    if (time.textContent !== text || time.classList.contains("said")) {
       time.textContent = text;
       time.title = date.toLocaleString("en-GB", whole);
     }

@@ -34,6 +34,11 @@
     return rows.slice(0, most).filter((row) => row.length > 1 || row[0] !== "");
   }
 
+  // A type must be chosen, unless another one is typed. The server checks this, too, but then the file is lost.
+  const other = byID("other-type"), needType = () => { byID("type").required = !other || !other.value; };
+  other?.addEventListener("input", needType);
+  needType();
+
   const numeric = (values) => values.length > 0 && values.every((v) => /^-?\d+(\.\d+)?$/.test(v));
   function showRows(columns, rows, csv) {
     const table = add(preview, "table", ""), head = add(add(table, "thead", ""), "tr", ""), body = add(table, "tbody", "");
