@@ -273,6 +273,9 @@ func (c *Console) pageOf(r *http.Request) string {
 		return root + "/"
 	}
 	for at := r.URL.Path; len(at) > len(root); at = path.Dir(at) {
+		if next, err := url.Parse(safeNext(r.PostForm.Get("next"))); err == nil && next.Path == at {
+			return next.String() // with the filter of the list
+		}
 		_, pattern := c.mux.Handler(&http.Request{Method: http.MethodGet, URL: &url.URL{Path: at}})
 		if pattern != "" && pattern != root+"/" {
 			return (&url.URL{Path: at}).EscapedPath()

@@ -296,7 +296,9 @@ document.addEventListener("click", async (event) => {
 function showTicked() {
   const label = document.getElementById("ticked");
   if (label) {
-    label.textContent = "Ticked groups: " + document.querySelectorAll("#bulk input[name=id]:checked").length;
+    const n = document.querySelectorAll("#bulk input[name=id]:checked").length;
+    label.textContent = "Ticked groups: " + n;
+    document.querySelectorAll("#bulk [name=command]").forEach((button) => { button.disabled = n === 0; });
   }
 }
 
