@@ -22,6 +22,7 @@ func functions(hasPage func(string) bool, traceURL string) template.FuncMap {
 		"decimal":      decimal,
 		"duration":     duration,
 		"eventOf":      api.EventOf,
+		"endedBar":     endedBar,
 		"expected":     expected,
 		"hasPage":      hasPage,
 		"holdsUp":      holdsUp,
