@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 )
 
 // This file computes the geometry of charts: scales, ticks, and how small values stay visible. It
@@ -45,6 +46,15 @@ type chartMark struct {
 	Text            []string // the values
 }
 
+// Box is the size of the box behind the text of a mark, in em.
+func (m chartMark) Box() struct{ Width, Height float64 } {
+	longest := len(m.Clock)
+	for _, line := range m.Text {
+		longest = max(longest, utf8.RuneCountInString(line))
+	}
+	return struct{ Width, Height float64 }{round(0.6*float64(longest) + 0.8), round(1.3*float64(len(m.Text)+1) + 0.6)}
+}
+
 type lineChart struct {
 	Width, Height            float64
 	Left, Right, Top, Bottom float64 // the edges of the plot
@@ -52,6 +62,14 @@ type lineChart struct {
 	Stacked                  bool
 	Lines                    []drawnLine
 	Marks                    []chartMark
+}
+
+// Anchor returns the anchor of a label of the axis of time, which must not pass the edge of the plot.
+func (c lineChart) Anchor(at float64) string {
+	if at > c.Right-25 {
+		return "end"
+	}
+	return "middle"
 }
 
 const (
