@@ -268,6 +268,7 @@ document.addEventListener("submit", (event) => {
   const form = event.target;
   document.getElementById("confirm-text").textContent = text;
   document.getElementById("confirm-yes").textContent = button.textContent;
+  document.getElementById("confirm-yes").className = button.classList.contains("danger") ? "danger" : "primary";
   dialog.returnValue = "";
   dialog.onclose = () => {
     const same = document.getElementById(button.id) || button; // a live region may have replaced it
