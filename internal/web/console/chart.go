@@ -64,14 +64,6 @@ type lineChart struct {
 	Marks                    []chartMark
 }
 
-// Anchor returns the anchor of a label of the axis of time, which must not pass the edge of the plot.
-func (c lineChart) Anchor(at float64) string {
-	if at > c.Right-25 {
-		return "end"
-	}
-	return "middle"
-}
-
 const (
 	marginLeft, marginRight, marginTop, marginBottom = 56, 28, 8, 22
 	yTicks                                           = 4
@@ -123,6 +115,9 @@ func newLineChart(
 		c.Y = append(c.Y, axisTick{At: round(y(i * step)), Label: axisLabel(i*step, write)})
 	}
 	c.X = timeTicks(from, span, time.Duration(width/pixelsOfTick), x)
+	if last := len(c.X) - 1; last >= 0 && c.X[last].At > c.Right-3.2*float64(len(c.X[last].Label)) {
+		c.X[last].Label = "" // it would pass the edge of the plot
+	}
 	for i, s := range drawn {
 		l := drawnLine{Name: s.Name, Class: s.Class}
 		var path, back []string // back: the lower edge of an area
