@@ -274,7 +274,7 @@ func TestConsoleWithoutJavaScript(t *testing.T) {
 		t.Helper()
 		c.open(b, path)
 		b.click(button)
-		b.until("document.readyState === 'complete' && document.querySelector('main .strip.good')")
+		b.until("document.readyState === 'complete' && document.querySelector('main > .strip.good')")
 		require.Eventually(t, holds, patience, 20*time.Millisecond, "%s %s", path, button)
 	}
 	group := func(holds func(g api.Group) bool) func() bool {

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 )
 
 // This file computes the geometry of charts: scales, ticks, and how small values stay visible. It
@@ -43,6 +44,15 @@ type chartMark struct {
 	Anchor          string   // of the text
 	Time, Clock     string   // the time as in axisTick, and as text
 	Text            []string // the values
+}
+
+// Box is the size of the box behind the text of a mark, in em.
+func (m chartMark) Box() struct{ Width, Height float64 } {
+	longest := len(m.Clock)
+	for _, line := range m.Text {
+		longest = max(longest, utf8.RuneCountInString(line))
+	}
+	return struct{ Width, Height float64 }{round(0.6*float64(longest) + 0.8), round(1.3*float64(len(m.Text)+1) + 0.6)}
 }
 
 type lineChart struct {
@@ -105,6 +115,9 @@ func newLineChart(
 		c.Y = append(c.Y, axisTick{At: round(y(i * step)), Label: axisLabel(i*step, write)})
 	}
 	c.X = timeTicks(from, span, time.Duration(width/pixelsOfTick), x)
+	if last := len(c.X) - 1; last >= 0 && c.X[last].At > c.Right-3.2*float64(len(c.X[last].Label)) {
+		c.X[last].Label = "" // it would pass the edge of the plot
+	}
 	for i, s := range drawn {
 		l := drawnLine{Name: s.Name, Class: s.Class}
 		var path, back []string // back: the lower edge of an area

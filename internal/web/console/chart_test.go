@@ -28,7 +28,7 @@ func TestLines(t *testing.T) {
 	require.Equal(t, []string{"0", "20", "40", "60", "80"}, labels(c.Y))
 	require.Equal(t, c.Bottom, c.Y[0].At)
 	require.Equal(t, c.Top, c.Y[4].At)
-	require.Equal(t, []string{"03:04:00", "03:04:30", "03:05:00", "03:05:30", "03:06:00"}, labels(c.X))
+	require.Equal(t, []string{"03:04:00", "03:04:30", "03:05:00", "03:05:30", ""}, labels(c.X))
 	require.Equal(t, c.Left, c.X[0].At)
 	require.InDelta(t, c.Right, c.X[4].At, 0.01)
 	require.Equal(t, []string{"56,178 314,99.4 572,20.8"}, c.Lines[0].Paths)

@@ -22,6 +22,7 @@ func functions(hasPage func(string) bool, traceURL string) template.FuncMap {
 		"decimal":      decimal,
 		"duration":     duration,
 		"eventOf":      api.EventOf,
+		"endedBar":     endedBar,
 		"expected":     expected,
 		"hasPage":      hasPage,
 		"holdsUp":      holdsUp,
@@ -43,7 +44,7 @@ func functions(hasPage func(string) bool, traceURL string) template.FuncMap {
 		"unitOf":       unitOf,
 		"sum":          sum,
 		"trace":        func(group, ordinal, id string) string { return traceLink(traceURL, group, ordinal, id) },
-		"words":        func(text string) string { return strings.ReplaceAll(text, "_", " ") },
+		"words":        strings.NewReplacer("non_ready", "non-ready", "_", " ").Replace,
 	}
 }
 

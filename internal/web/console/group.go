@@ -174,6 +174,12 @@ func newGroupData(g api.Group, complete bool) groupData {
 	return d
 }
 
+// endedBar returns how the jobs of a group ended, and how many have not ended, as parts of a bar.
+func endedBar(g api.Group) []barPart {
+	missing := quantity{Class: "missing", Number: expected(g) - g.Counts.Ended()}
+	return divideBar(barWidth, append(values(g.Counts)[:3], missing))
+}
+
 // values returns the counts of a group's jobs as chart values, in the order and with the CSS
 // classes that all charts of the console use.
 func values(n api.Counts) []quantity {

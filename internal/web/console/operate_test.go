@@ -226,7 +226,7 @@ func TestActivity(t *testing.T) {
 	w := parallelAs(t, admin)
 	d := w.page("/ui/activity?actor=key_a&tenant=acme&since=2026-01-02")
 	for _, want := range []string{
-		"tenant.set acme key_a operator 2026-01-02 03:04:05 UTC", `{"weight":1} → {"weight":"xxx`, "x… ui 192.0.2.1 req-1 –",
+		"tenant.set acme key_a operator 2026-01-02 03:04:05 UTC", `{"weight":1} → {"weight":"xxx`, "x… ui 192.0.2.1 – req-1",
 		hostile + " " + hostile + " " + hostile + " producer of acme – – → \"<b>\" cli failed it " + hostile,
 	} {
 		require.Contains(t, d.text, want)

@@ -351,7 +351,10 @@ func TestBulkActions(t *testing.T) {
 		{"command": {"pause"}}, {"command": {"drop"}, "id": {"a"}}, {"command": {"seal"}, "id": {"a"}}, {"id": {"a"}},
 		{"command": {"pause"}, "id": many}, {"command": {"pause"}, "id": {"a b"}},
 	} {
-		require.Equal(t, http.StatusUnprocessableEntity, w.post("/ui/groups", form).Code, form)
+		form.Set("next", "/ui/groups?tenant=acme")
+		answer = w.post("/ui/groups", form)
+		require.Equal(t, http.StatusUnprocessableEntity, answer.Code, form)
+		require.Contains(t, answer.Body.String(), `href="/ui/groups?tenant=acme"`)
 	}
 	answer = w.post("/ui/groups", url.Values{"command": {"pause"}, "id": {"running-1"}, "next": {"https://example.com/ui/groups"}})
 	require.True(t, strings.HasPrefix(answer.Header().Get("Location"), "/ui/groups?"))

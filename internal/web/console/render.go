@@ -272,13 +272,17 @@ func (c *Console) failureOf(w http.ResponseWriter, r *http.Request, err error) (
 	return f, status
 }
 
-// pageOf returns the path to which an error page links back: for a POST, the request's path or its
-// nearest parent that is a page; for other methods, the overview.
+// pageOf returns the path to which an error page links back: for a POST, the request's path, with
+// the filter that the form's field next has for it, or its nearest parent that is a page; for other
+// methods, the overview.
 func (c *Console) pageOf(r *http.Request) string {
 	if r.Method != http.MethodPost {
 		return root + "/"
 	}
 	for at := r.URL.Path; len(at) > len(root); at = path.Dir(at) {
+		if next, err := url.Parse(safeNext(r.PostForm.Get("next"))); err == nil && next.Path == at {
+			return next.String()
+		}
 		_, pattern := c.mux.Handler(&http.Request{Method: http.MethodGet, URL: &url.URL{Path: at}})
 		if pattern != "" && pattern != root+"/" {
 			return (&url.URL{Path: at}).EscapedPath()

@@ -268,6 +268,7 @@ document.addEventListener("submit", (event) => {
   const form = event.target;
   document.getElementById("confirm-text").textContent = text;
   document.getElementById("confirm-yes").textContent = button.textContent;
+  document.getElementById("confirm-yes").className = button.classList.contains("danger") ? "danger" : "primary";
   dialog.returnValue = "";
   dialog.onclose = () => {
     const same = document.getElementById(button.id) || button; // a live region may have replaced it
@@ -296,7 +297,9 @@ document.addEventListener("click", async (event) => {
 function showTicked() {
   const label = document.getElementById("ticked");
   if (label) {
-    label.textContent = "Ticked groups: " + document.querySelectorAll("#bulk input[name=id]:checked").length;
+    const n = document.querySelectorAll("#bulk input[name=id]:checked").length;
+    label.textContent = "Ticked groups: " + n;
+    document.querySelectorAll("#bulk [name=command]").forEach((button) => { button.disabled = n === 0; });
   }
 }
 

@@ -61,7 +61,7 @@
     preview.hidden = !chosen;
     byID("chosen").textContent = chosen ? chosen.name + ", " + chosen.size.toLocaleString("en") + " bytes" : "";
     if (!chosen || /\.(ndjson|jsonl|json)$/i.test(chosen.name)) {
-      showRows(["line"], text.split("\n").slice(0, rowsShown).map((line) => [line.slice(0, 200)]), false);
+      showRows(["line"], text.split("\n").filter(Boolean).slice(0, rowsShown).map((line) => [line.slice(0, 200)]), false);
       return;
     }
     const head = text.split("\n", 1)[0], found = Object.keys(separators).sort((a, b) => head.split(b).length - head.split(a).length)[0];
