@@ -112,7 +112,7 @@ var (
 
 // addHistory fills in the charts.
 func (r *tenantRest) addHistory(h api.TenantHistory) {
-	if len(h.Points) == 0 {
+	if len(h.Points) < 2 {
 		return
 	}
 	points := make([]api.HistoryPoint, len(h.Points))

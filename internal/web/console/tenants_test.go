@@ -284,7 +284,7 @@ func TestTenant(t *testing.T) {
 	require.Contains(t, d.text, "jobs per second – Unfinished jobs")
 	require.Contains(t, d.text, "failed-1.7 "+hostile)
 	d = w.page("/ui/tenants/globex")
-	require.Contains(t, d.text, "Only the busiest tenants have charts.")
+	require.Contains(t, d.text, "Only the busiest tenants have charts, from their second sample on.")
 
 	w.backend.groups = nil
 	require.Contains(t, w.page("/ui/tenants/acme").text, "The tenant has no groups.")
