@@ -186,8 +186,7 @@ func TestConsoleLiveRegionsKeepWhatReadersDo(t *testing.T) {
 	b := c.reader()
 	c.open(b, "/groups")
 	b.click("#tick-one")
-	b.do(chromedp.Focus(chromedp.CSS("#rows a[href='/ui/groups/one']")))
-	eval[bool](b, "window.row = document.querySelector('#rows tr'), true")
+	eval[bool](b, "document.querySelector('#rows a[href=\"/ui/groups/one\"]').focus(), window.row = document.querySelector('#rows tr'), true")
 	group.ID = "two"
 	c.submit(group)
 	b.sees("#tick-two")

@@ -4,6 +4,7 @@ package browser
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -117,6 +118,10 @@ func TestConsoleTasks(t *testing.T) {
 		k.find("acme", "location.pathname === '/ui/tenants/acme'")
 		k.until("/busy/.test(document.querySelector('main').innerText)")
 	})
+	require.Eventually(t, func() bool { // watchers look for the busiest tenants each 20 s
+		l, err := c.api.BusiestTenants(t.Context())
+		return err == nil && slices.ContainsFunc(l.Tenants, func(x api.Tenant) bool { return x.ID == "noisy" })
+	}, 2*patience, 100*time.Millisecond)
 	do("stop the noisy tenant", func(t *testing.T, k *task) {
 		k.reload("[...document.querySelectorAll('#busiest a')].some((a) => a.textContent === 'noisy')")
 		k.click("#busiest a[href='/ui/tenants/noisy']")
