@@ -249,15 +249,15 @@ func OldestWaiting(
 		jobs  *redis.StringSliceCmd
 		runAt *redis.SliceCmd
 	}
-	var first []TenantQueue
+	type firstGroup struct{ id, typ string }
+	var first []firstGroup
 	for q, groups := range found {
 		if len(groups.Groups) > 0 && !groups.TypePaused {
-			q.Tenant = groups.Groups[0].ID
-			first = append(first, q)
+			first = append(first, firstGroup{groups.Groups[0].ID, q.Type})
 		}
 	}
-	reads, err := pipelined(ctx, c, first, func(pipe redis.Pipeliner, q TenantQueue) next {
-		return next{pipe.LRange(ctx, p.Queue(q.Tenant, q.Type), 0, 0), pipe.HMGet(ctx, p.Group(q.Tenant), groupRunAt)}
+	reads, err := pipelined(ctx, c, first, func(pipe redis.Pipeliner, g firstGroup) next {
+		return next{pipe.LRange(ctx, p.Queue(g.id, g.typ), 0, 0), pipe.HMGet(ctx, p.Group(g.id), groupRunAt)}
 	})
 	if err != nil {
 		return nil, fmt.Errorf("read the next jobs of partition %d: %w", p.Index(), err)

@@ -1,10 +1,12 @@
 package console
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 
 	"golang.org/x/sync/errgroup"
@@ -119,12 +121,10 @@ func (p findPage) find(ctx context.Context, d *findData, in string, typed bool) 
 		return err
 	}
 	known := map[string]bool{}
-	for _, hits := range found {
-		for _, h := range hits {
-			if !known[h.Path] {
-				known[h.Path] = true
-				d.Hits = append(d.Hits, h)
-			}
+	for _, h := range slices.Concat(found...) {
+		if !known[h.Path] {
+			known[h.Path] = true
+			d.Hits = append(d.Hits, h)
 		}
 	}
 	return nil
@@ -152,25 +152,14 @@ func (p findPage) groups(ctx context.Context, q messages.ListQuery, note string)
 }
 
 func groupHit(g api.Group, note string) hit {
-	parts := []string{g.Tenant, note}
-	name := g.Name
-	if name == "" {
-		name = g.ID
-	} else {
-		parts = append([]string{g.ID}, parts...)
+	id := g.ID
+	if g.Name == "" {
+		id = "" // it is the title
 	}
-	return hit{"group", name, joined(parts), root + "/groups/" + g.ID, g.Status}
+	return hit{"group", titleOf(g), joined(id, g.Tenant, note), root + "/groups/" + g.ID, g.Status}
 }
 
-func joined(parts []string) string {
-	var all []string
-	for _, part := range parts {
-		if part != "" {
-			all = append(all, part)
-		}
-	}
-	return strings.Join(all, " · ")
-}
+func joined(parts ...string) string { return strings.Join(withoutBlank(parts), " · ") }
 
 // job finds a job by GROUP.ORDINAL.
 func (p findPage) job(ctx context.Context, text string) ([]hit, error) {
@@ -190,12 +179,8 @@ func (p findPage) job(ctx context.Context, text string) ([]hit, error) {
 }
 
 func jobHit(j api.Job, note string) hit {
-	name := j.Key
-	if name == "" {
-		name = fmt.Sprintf("%s.%d", j.Group, j.Ordinal)
-	}
-	state := strings.ReplaceAll(j.State, "_", " ")
-	return hit{"job", name, joined([]string{state, note}), fmt.Sprintf("%s/groups/%s/jobs/%d", root, j.Group, j.Ordinal), ""}
+	name := cmp.Or(j.Key, fmt.Sprintf("%s.%d", j.Group, j.Ordinal))
+	return hit{"job", name, joined(words(j.State), note), pathOfJob(j.Group, j.Ordinal), ""}
 }
 
 // keyInGroup finds the job of a group that has a key. Without unique keys there is no index: then it
@@ -233,6 +218,9 @@ func (p findPage) keyOfTenant(ctx context.Context, tenant, key string) ([]hit, e
 	calls, ctx := errgroup.WithContext(ctx)
 	calls.SetLimit(8)
 	for i, g := range l.Groups {
+		if !g.UniqueKeys {
+			continue // it has no index of keys
+		}
 		calls.Go(func() error {
 			jobs, err := p.backend.Jobs(ctx, g.ID, messages.JobQuery{Key: key, Limit: 1})
 			if cantHave(err) {
@@ -245,11 +233,7 @@ func (p findPage) keyOfTenant(ctx context.Context, tenant, key string) ([]hit, e
 		})
 	}
 	err = calls.Wait()
-	var hits []hit
-	for _, of := range found {
-		hits = append(hits, of...)
-	}
-	return hits, err
+	return slices.Concat(found...), err
 }
 
 // tenants finds tenants by the beginning of their ids.

@@ -21,6 +21,7 @@ type searched struct{ *fakeBackend }
 func (s searched) Groups(ctx context.Context, q messages.ListQuery) (l api.GroupList, err error) {
 	all, err := s.fakeBackend.Groups(ctx, messages.ListQuery{Tenant: q.Tenant})
 	for _, g := range all.Groups {
+		g.UniqueKeys = g.ID != "other-1"
 		if strings.HasPrefix(g.ID, q.Prefix) && (q.Name == "" || q.Name == g.Name) && g.Tags.Include(q.Tags) {
 			l.Groups = append(l.Groups, g)
 		}

@@ -37,16 +37,18 @@ func functions(hasPage func(string) bool, traceURL string) template.FuncMap {
 		"pick":         pick,
 		"plain":        plainTime,
 		"plural":       plural,
-		"query":        func(text string) string { return url.QueryEscape(text) },
 		"segment":      url.PathEscape, // of a path
 		"doneTo":       doneTo,
 		"titleOf":      titleOf,
 		"unitOf":       unitOf,
 		"sum":          sum,
 		"trace":        func(group, ordinal, id string) string { return traceLink(traceURL, group, ordinal, id) },
-		"words":        strings.NewReplacer("non_ready", "non-ready", "_", " ").Replace,
+		"words":        words,
 	}
 }
+
+// words is a name of the API, such as a state of jobs, in words.
+var words = strings.NewReplacer("non_ready", "non-ready", "_", " ").Replace
 
 // holdsUp says whether somebody has to do something before jobs go on that wait for a reason. The
 // other reasons are normal while a group runs, so they are not shown as a warning.

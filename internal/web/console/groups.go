@@ -67,14 +67,14 @@ func (p groupPages) list(r *http.Request) (view, error) {
 		return groupsData{
 			Tenant: q.Get("tenant"), Status: strings.ToUpper(q.Get("status")), Statuses: statuses, Type: q.Get("type"),
 			Prefix: q.Get("prefix"), Paused: q.Get("paused"), Failed: q.Get("failed_jobs"), Since: q.Get("since"),
-			Tags: typedTags(q["tag"]), First: true, Filtered: true, Tenants: tenants,
+			Tags: withoutBlank(q["tag"]), First: true, Filtered: true, Tenants: tenants,
 		}
 	})(r)
 }
 
-// typedTags leaves out empty fields.
-func typedTags(tags []string) []string {
-	return slices.DeleteFunc(slices.Clone(tags), func(tag string) bool { return strings.TrimSpace(tag) == "" })
+// withoutBlank leaves out blank texts.
+func withoutBlank(texts []string) []string {
+	return slices.DeleteFunc(slices.Clone(texts), func(text string) bool { return strings.TrimSpace(text) == "" })
 }
 
 // readList parses the query of the list of groups. It returns a function that reads this page of
@@ -99,7 +99,7 @@ func (p groupPages) readList(q url.Values) (
 	if query.Since, err = dayOf(q, "since"); err != nil {
 		return nil, nil, err
 	}
-	tags := typedTags(q["tag"])
+	tags := withoutBlank(q["tag"])
 	if query.Tags, err = api.ParseTags(tags); err != nil {
 		return nil, nil, invalid("tag", "%s", err.Error())
 	}

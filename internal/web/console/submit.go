@@ -214,7 +214,7 @@ func submissionOf(fields map[string]string) (map[string]any, error) {
 		}
 		group["run_at"] = at
 	}
-	tags, err := api.ParseTags(typedTags(linesOf(fields["tags"])))
+	tags, err := api.ParseTags(withoutBlank(linesOf(fields["tags"])))
 	if err != nil {
 		return nil, invalid("tags", "%v", err)
 	}
@@ -237,7 +237,7 @@ func aggregatesOf(text string) (any, error) {
 		return json.RawMessage(text), nil
 	}
 	var all []map[string]string
-	for _, line := range typedTags(linesOf(text)) {
+	for _, line := range withoutBlank(linesOf(text)) {
 		a := map[string]string{}
 		for part := range strings.SplitSeq(line, ",") {
 			name, value, ok := strings.Cut(strings.TrimSpace(part), "=")
