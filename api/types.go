@@ -689,3 +689,32 @@ type FailureSample struct {
 	At      time.Time `json:"at"`
 	Error   string    `json:"error"`
 }
+
+// Deletion is the answer to the deletion of a group.
+type Deletion struct {
+	ID      string `json:"id"`
+	Deleted bool   `json:"deleted"`
+}
+
+// Erasure says what a call has erased of the jobs with a key.
+type Erasure struct {
+	Tenant string `json:"tenant"`
+	Groups int    `json:"groups"` // that the call has looked at
+	Erased int    `json:"erased"` // jobs
+	// Left are jobs that could not be erased yet: repeat the erasure when they have ended.
+	Left []ErasureLeft `json:"left"`
+	Next string        `json:"next,omitempty"` // cursor of the next call; "": all groups were looked at
+}
+
+// ErasureLeft is a job that was not erased, or a group in which jobs may be left.
+type ErasureLeft struct {
+	Group   string `json:"group"`
+	Ordinal *int64 `json:"ordinal,omitempty"` // nil: it is not known which
+	Reason  string `json:"reason"`            // one of the Left constants
+}
+
+// Reasons of an ErasureLeft.
+const (
+	LeftRunning = "running"  // a worker runs the job, or its result is being reduced
+	LeftNoIndex = "no_index" // the group has not ended, and has no unique keys by which its jobs could be found
+)

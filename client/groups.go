@@ -149,6 +149,35 @@ func (a *API) Cancel(ctx context.Context, group string) (api.Accepted, error) {
 	return doJSON[api.Accepted](ctx, a, command("cancel", group))
 }
 
+// Delete deletes a group and all that is kept of its jobs. A group that has not ended is cancelled
+// first. A second call returns ErrNotFound.
+func (a *API) Delete(ctx context.Context, group string) (api.Deletion, error) {
+	return doJSON[api.Deletion](ctx, a, callOn("delete", http.MethodDelete, "group", group, ""))
+}
+
+// Erase erases what is kept of the jobs of a tenant that have a key, in all its groups. It calls see, if
+// that is not nil, with the sum after each call of the API.
+func (a *API) Erase(ctx context.Context, tenant, key string, see func(api.Erasure)) (api.Erasure, error) {
+	sum := api.Erasure{Tenant: tenant, Left: []api.ErasureLeft{}}
+	for {
+		body := map[string]string{"key": key}
+		if sum.Next != "" {
+			body["cursor"] = sum.Next
+		}
+		e, err := doJSON[api.Erasure](ctx, a, callOn("erase jobs of", http.MethodPost, "tenant", tenant, "/erase").withBody(body))
+		if err != nil {
+			return sum, err
+		}
+		sum.Groups, sum.Erased, sum.Left, sum.Next = sum.Groups+e.Groups, sum.Erased+e.Erased, append(sum.Left, e.Left...), e.Next
+		if see != nil {
+			see(sum)
+		}
+		if e.Next == "" {
+			return sum, nil
+		}
+	}
+}
+
 // Retry opens the next round of an ended group, with its failed jobs only. The client repeats the
 // call only after status 429. When it is unknown whether an attempt had its effect, Retry returns
 // the error: a second attempt could open two rounds.

@@ -75,7 +75,7 @@ type Command func(*Root) *cobra.Command
 // roleCommands return further ones.
 var commands = []Command{
 	newSubmit, newAppend, newSeal, newGroups, newStatus, newWatch, newResults, newFailures, newMap, newJobs, newJob,
-	newRetry, newWhy, newTenant, newType, newLimit,
+	newRetry, newDelete, newWhy, newTenant, newType, newLimit,
 	newWorker, newGuard, newRoom, newOperation, newCallback, newDeadLetters, newRejected, newActivity, newStats, newHistory, newAudit, newMigrate, newKey,
 	newACL,
 	newDev, newDemo, newConsole,

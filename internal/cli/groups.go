@@ -267,6 +267,48 @@ func groupActions() []Command {
 	return all
 }
 
+func newDelete(r *Root) *cobra.Command {
+	return &cobra.Command{
+		Use:   "delete GROUP",
+		Short: "Delete a group and all that is kept of its jobs; one that has not ended is cancelled first",
+		Args:  requireID("group"),
+		RunE: ask(r, func(ctx context.Context, a *client.API, args []string) (api.Deletion, error) {
+			return a.Delete(ctx, args[0])
+		}, func(t table, d api.Deletion) { t.row(d.ID, "deleted") }),
+	}
+}
+
+func newTenantErase(r *Root) *cobra.Command {
+	return &cobra.Command{
+		Use:   "erase TENANT KEY",
+		Short: "Erase what is kept of a tenant's jobs with a key, such as a person's address",
+		Long: "Erase what is kept of a tenant's jobs with a key, such as a person's address, in all its groups. Jobs that\n" +
+			"wait are cancelled; of those that have ended, payload, key, errors and result data are deleted. The exit\n" +
+			"code is 1 if something is left: repeat the command when these jobs have ended.",
+		Args: cobra.ExactArgs(2),
+		RunE: r.withAPI(func(ctx context.Context, a *client.API, args []string) error {
+			e, err := a.Erase(ctx, args[0], args[1], nil)
+			if err != nil {
+				return err
+			}
+			if err := r.show(e, func(t table) {
+				t.row("Groups looked at", thousands(int64(e.Groups)))
+				t.row("Jobs erased", thousands(int64(e.Erased)))
+				for _, left := range e.Left {
+					job := left.Group
+					if left.Ordinal != nil {
+						job += "." + strconv.FormatInt(*left.Ordinal, 10)
+					}
+					t.row("Left", job, left.Reason)
+				}
+			}); err != nil || len(e.Left) == 0 {
+				return err
+			}
+			return errors.New("not all could be erased: repeat this when what is left has ended")
+		}),
+	}
+}
+
 // actionAnswer is the answer to a change of a group.
 type actionAnswer struct {
 	api.Accepted

@@ -18,7 +18,7 @@ func newTenant(r *Root) *cobra.Command {
 		return !isNotFound(err)
 	}
 	return parentCommand("tenant", "List, show, configure, pause and resume tenants",
-		newTenantLs(r), newTenantShow(r), newTenantSet(r),
+		newTenantLs(r), newTenantShow(r), newTenantSet(r), newTenantErase(r),
 		newPause(r, "tenant", (*client.API).PauseTenant, known,
 			"Tenant %s is unknown: it has neither groups nor settings."),
 		newResume(r, "tenant", (*client.API).ResumeTenant))

@@ -26,7 +26,7 @@ var (
 	reopen   = script("groups/reopen", "signals")
 	requeue  = script("groups/requeue", "signals", "blob", "tenants", "priority", "fair_queue")
 	advance  = script("groups/advance", "signals", "tenants", "lifecycle")
-	expire   = script("groups/expire", "signals", "tenants", "places", "tags")
+	expire   = script("groups/expire", "signals", "tenants", "places", "ready", "tags")
 
 	reduceFailures = script("groups/reduce_failures", "signals")
 )

@@ -71,6 +71,8 @@ var results = map[string][]string{
 	"direct":          {"OK"},
 	"enlist":          {"OK"},
 	"expire":          {"OK", "OPEN"},
+	"erase_job":       {"OK"},
+	"erase_result":    {"OK", "MOVED"},
 	"pause":           {"OK"},
 	"plan":            {"OK", "STALE"},
 	"quota":           {"FENCED"},

@@ -32,6 +32,7 @@ type JobError struct {
 	At       int64  `json:"at"`     // ms
 	Until    int64  `json:"until"`  // due time of the next attempt, ms; 0: there is none
 	Reason   string `json:"reason"` // a Reason, why the job became non-ready
+	Letter   string `json:"letter"` // the entry of a failed job in the dead letters
 	Key      string `json:"-"`      // the job's key, in a record of a failed job; "": it has none
 	Payload  string `json:"-"`      // the job's payload, in such a record; "": it is stored separately
 	Trace    string `json:"-"`      // the job's traceparent, in such a record; "": it was not sampled

@@ -73,6 +73,7 @@ var refusals = map[[2]string]refusal{
 	{"cancel_job", "STARTED"}: {"job %[3]v.%[4]v is in flight: let it finish, or cancel its group", api.ErrConflict},
 	{"cancel_job", "ENDED"}:   {"job %[3]v.%[4]v has ended", api.ErrConflict},
 	{"cancel_job", "MOVED"}:   {"job %[3]v.%[4]v was not found, because it moves or many jobs are before it: try again, or cancel its group", ErrJobMoved},
+	{"erase_job", "MOVED"}:    {"job %[3]v.%[4]v has been changed meanwhile: try again", ErrJobMoved},
 	{"cancel", "ENDED"}:       {"group %[3]v is %[1]v and can no longer be cancelled", api.ErrConflict},
 	{"pause", "ENDED"}:        {"group %[4]v is %[1]v and can no longer be paused or resumed", api.ErrConflict},
 	{"seal", "CANCELLED"}:     {"group %[3]v is CANCELLED and can no longer be sealed", api.ErrConflict},

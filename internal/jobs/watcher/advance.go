@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -418,7 +417,7 @@ func (o *outbox) eventsOf(e *ledger.OutboxEntry) ([]*message.Message, []ledger.N
 			o.log.Warn("published an event without the group's aggregate", "group", e.Group, "error", err)
 		}
 		event := api.Event{
-			ID: e.Group + "." + e.Round + "." + strings.ToLower(string(m.Status)), Type: api.EventOf(m.Status), At: m.At, Group: &view,
+			ID: ledger.EventID(e.Group, e.Round, m.Status), Type: api.EventOf(m.Status), At: m.At, Group: &view,
 		}
 		if msgs[i], err = encode(event, event); err != nil {
 			return nil, nil, err

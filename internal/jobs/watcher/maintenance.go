@@ -83,29 +83,12 @@ func (m *maintenance) expireGroups(ctx context.Context) (bool, error) {
 	return len(ended) == groupBatch, nil
 }
 
-// expireGroup deletes a group and then its owner key, so that its id can be used again. If the
-// group was created again in between, the owner key stays or is written again.
+// expireGroup deletes a group, and then its owner key, so that its id can be used again.
 func (m *maintenance) expireGroup(ctx context.Context, id string) error {
-	tenant, err := ledger.TenantOf(ctx, m.Conn.Cmd, m.Partition, id)
-	if err != nil {
-		return fmt.Errorf("expire group %s: %w", id, err)
-	}
 	if err := ledger.Expire(ctx, m.Conn.Cmd, m.Partition, id, m.fence, false); err != nil {
 		return err
 	}
-	left, err := m.Conn.Cmd.Exists(ctx, m.Group(id)).Result()
-	if err == nil && left == 0 {
-		name := m.Space.OfGroup(id).Owner(id)
-		if err = m.Conn.Cmd.Del(ctx, name).Err(); err == nil && tenant != "" {
-			if left, err = m.Conn.Cmd.Exists(ctx, m.Group(id)).Result(); left > 0 {
-				err = m.Conn.Cmd.SetNX(ctx, name, tenant, 0).Err()
-			}
-		}
-	}
-	if err != nil {
-		return fmt.Errorf("expire group %s: %w", id, err)
-	}
-	return nil
+	return ledger.ReleaseID(ctx, m.Conn.Cmd, m.Space, m.Partition, id)
 }
 
 // expireResults deletes the result lines of groups whose results expire before the group does, of

@@ -7,11 +7,12 @@ var needs = map[string]need{
 	"ingest": {
 		scripts: []string{
 			"add", "append", "cancel", "cancel_job", "change", "claim-unowned",
-			"complete", "control", "declare_room", "direct", "enlist", "forget",
-			"forget-dead-consumers", "heartbeat", "heartbeats", "inspect", "layout", "leave",
-			"limit_state", "pause", "redeliver", "release", "renew", "renew-pending",
-			"renew_token", "renumber", "reopen", "seal", "set_endpoint", "set_limits",
-			"setting", "snapshot", "sweep", "tenant_state", "wait", "why",
+			"complete", "control", "declare_room", "delete_callbacks", "direct", "enlist",
+			"erase_job", "erase_result", "expire", "forget", "forget-dead-consumers", "heartbeat",
+			"heartbeats", "inspect", "layout", "leave", "limit_state", "pause",
+			"redeliver", "release", "renew", "renew-pending", "renew_token", "renumber",
+			"reopen", "seal", "set_endpoint", "set_limits", "setting", "snapshot",
+			"sweep", "tenant_state", "wait", "why",
 		},
 		commands: []string{
 			"del", "eval", "evalsha", "exec", "exists", "get",
@@ -25,10 +26,10 @@ var needs = map[string]need{
 			"zrangebylex", "zrevrange", "zrevrangebyscore", "zscan", "zscore",
 		},
 		keys: []string{
-			"activity", "auth:keys", "auth:session:*", "brokers", "dispatch:*", "guard:layout",
-			"guard:{*/*}:*", "history", "idempotency:*", "ingest", "ingest:*", "ingest:rejected",
-			"layout", "limits", "partitions", "pool-size:*", "stages", "workers",
-			"{*}:*",
+			"activity", "auth:keys", "auth:session:*", "brokers", "dispatch:*", "events",
+			"guard:layout", "guard:{*/*}:*", "history", "idempotency:*", "ingest", "ingest:*",
+			"ingest:rejected", "layout", "limits", "partitions", "pool-size:*", "stages",
+			"workers", "{*}:*",
 		},
 		channels: []string{
 			"guard:wake:*",

@@ -442,6 +442,16 @@ func (f *Backend) DeadLetters(_ context.Context, q messages.DeadLetterQuery) (ap
 	return api.DeadLetterList{}, f.Err
 }
 
+func (f *Backend) Delete(_ context.Context, group string) (api.Deletion, error) {
+	_ = f.Record("delete " + group)
+	return api.Deletion{ID: group, Deleted: true}, f.Err
+}
+
+func (f *Backend) Erase(_ context.Context, tenant, key, cursor string) (api.Erasure, error) {
+	_ = f.Record("erase " + tenant + " " + key + " " + cursor)
+	return api.Erasure{Tenant: tenant, Erased: 1}, f.Err
+}
+
 func (f *Backend) Scale(_ context.Context, types []string, drain time.Duration) (api.Scale, error) {
 	return api.Scale{Type: strings.Join(types, ","), SlotsWanted: int64(drain.Seconds())}, f.Err
 }

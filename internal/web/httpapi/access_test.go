@@ -228,6 +228,8 @@ var changes = map[string][]string{
 	"POST /v1/events/e/recalibrate":                 {`{"capacity":3}`, `event.recalibrate e {`},
 	"DELETE /v1/events/e":                           {``, `event.delete e {"mode":"open"} `},
 	"DELETE /v1/events/e/users/u":                   {``, `user.remove u@e  `},
+	"DELETE /v1/groups/g":                           {``, `group.delete g {"status":"CREATED"} `},
+	"POST /v1/tenants/acme/erase":                   {`{"key":"bob@example.com"}`, `tenant.erase acme  `},
 	"POST /v1/keys":                                 {`{"role":"admin","name":"ann"}`, `key.create ann  {"name":"ann","role":"admin"`},
 	"DELETE /v1/keys/key_a":                         {``, `key.revoke key_a  `},
 }
@@ -287,7 +289,7 @@ func TestEveryChangeIsRecorded(t *testing.T) {
 		}
 	}
 	for target := range changes {
-		recorded = append(recorded, strings.NewReplacer("/groups/g/", "/groups/{id}/", "jobs/0/", "jobs/{ordinal}/", "/tenants/acme", "/tenants/{id}", "/tenants/t", "/tenants/{id}",
+		recorded = append(recorded, strings.NewReplacer("/groups/g/", "/groups/{id}/", "DELETE /v1/groups/g", "DELETE /v1/groups/{id}", "jobs/0/", "jobs/{ordinal}/", "/tenants/acme", "/tenants/{id}", "/tenants/t", "/tenants/{id}",
 			"/g.1.completed/", "/{callback}/",
 			"/types/T", "/types/{type}", "/workers/w", "/workers/{id}", "pool%2Fsmtp", "{name}", "/members/a", "/members/{id}",
 			"/events/e", "/events/{event}", "/users/u", "/users/{user}", "/keys/key_a", "/keys/{id}",

@@ -154,6 +154,28 @@ func readRetryChoice(f *fields) api.RetryChoice {
 	}
 }
 
+// erase reads the key from the body, so that no log of requests has it.
+func (s *server) erase(r *http.Request) (api.Erasure, error) {
+	tenant, err := pathID(r)
+	if err != nil {
+		return api.Erasure{}, err
+	}
+	f, err := readFields(s, r)
+	if err != nil {
+		return api.Erasure{}, err
+	}
+	key, cursor := f.text("key"), f.text("cursor")
+	if !messages.ValidJobKey(key) {
+		f.problem("key", "must "+messages.JobKeyRule)
+	}
+	if err := f.err(); err != nil {
+		return api.Erasure{}, err
+	}
+	e, err := s.Backend.Erase(r.Context(), tenant, key, cursor)
+	e.Left = orEmpty(e.Left)
+	return e, err
+}
+
 // retryGroup returns the function that opens the next round of a completed or failed group. Without
 // a body, all failed jobs run again.
 func retryGroup(b Backend) func(context.Context, string, api.RetryChoice) (any, error) {

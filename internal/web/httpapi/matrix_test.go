@@ -199,6 +199,7 @@ var bodies = map[string]string{
 	"POST /v1/operations":                 `{"do":"pause","filter":{"tenant":"TENANT"}}`,
 	"PATCH /v1/limits":                    `{"global":{"rps":5}}`,
 	"PATCH /v1/types/{type}":              `{"rps":5}`,
+	"POST /v1/tenants/{id}/erase":         `{"key":"bob"}`,
 	"PUT /v1/workers/{id}":                `{"workers":1}`,
 	"POST /v1/keys":                       `{"role":"metrics"}`,
 	"PUT /v1/events/{event}":              `{"capacity":1}`,
@@ -215,7 +216,7 @@ func want(rt httpapi.Route, caller, which string) int {
 	_, tenant, _ := strings.Cut(caller, "@")
 	notTheirs := tenant == "acme" && which != own
 	// Every tenant has a secret, but an endpoint that does not exist can't be deleted.
-	missing := which == unknown && (rt.Method == "GET" && !strings.HasSuffix(rt.Path, "/secret") || rt.Method == "DELETE")
+	missing := which == unknown && (rt.Method == "GET" && !strings.HasSuffix(rt.Path, "/secret") || rt.Method == "DELETE" || strings.HasSuffix(rt.Path, "/erase"))
 	switch {
 	case !may && (caller == "none" || caller == "bad"):
 		return 401
@@ -558,7 +559,8 @@ func TestDocumentAndTypesAgree(t *testing.T) {
 		{"CallbackSecret", api.CallbackSecret{}, false}, {"Callback", api.Callback{}, false}, {"CallbackList", api.CallbackList{}, false},
 		{"Redelivered", api.Redelivered{}, false}, {"WebhookEvent", api.WebhookEvent{}, false},
 		{"TypeStats", api.TypeStats{}, false}, {"WorkerStatus", api.WorkerStatus{}, false},
-		{"Scale", api.Scale{}, false},
+		{"Scale", api.Scale{}, false}, {"Deletion", api.Deletion{}, false}, {"Erasure", api.Erasure{}, false},
+		{"ErasureLeft", api.ErasureLeft{}, false},
 	} {
 		document.Agrees(t, c.schema, c.value, !c.request)
 	}

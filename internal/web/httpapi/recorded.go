@@ -78,6 +78,21 @@ func (b recorded) Cancel(ctx context.Context, id string) (api.Accepted, error) {
 		func(ctx context.Context) (api.Accepted, error) { return b.Backend.Cancel(ctx, id) })
 }
 
+func (b recorded) Delete(ctx context.Context, id string) (api.Deletion, error) {
+	g, _, err := b.GroupSummary(ctx, id, 0)
+	if err != nil && !errors.Is(err, api.ErrUnavailable) {
+		return api.Deletion{}, err
+	}
+	return recordedCall(ctx, b.log, entry("group.delete", id, statusOf(g), nil),
+		func(ctx context.Context) (api.Deletion, error) { return b.Backend.Delete(ctx, id) })
+}
+
+// Erase records no key: it may be what is to be erased.
+func (b recorded) Erase(ctx context.Context, tenant, key, cursor string) (api.Erasure, error) {
+	return recordedCall(ctx, b.log, entry("tenant.erase", tenant, nil, nil),
+		func(ctx context.Context) (api.Erasure, error) { return b.Backend.Erase(ctx, tenant, key, cursor) })
+}
+
 func (b recorded) CancelJob(ctx context.Context, id string, ordinal int64) (api.Job, error) {
 	if _, _, err := b.GroupSummary(ctx, id, 0); err != nil && !errors.Is(err, api.ErrUnavailable) {
 		return api.Job{}, err

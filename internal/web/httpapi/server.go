@@ -110,6 +110,10 @@ type Backend interface {
 	Job(ctx context.Context, group string, ordinal int64) (api.Job, error)
 	// CancelJob ends a job that has not started, as cancelled.
 	CancelJob(ctx context.Context, group string, ordinal int64) (api.Job, error)
+	// Delete deletes a group and all that is kept of its jobs.
+	Delete(ctx context.Context, group string) (api.Deletion, error)
+	// Erase deletes what is kept of a tenant's jobs with a key, in some of its groups.
+	Erase(ctx context.Context, tenant, key, cursor string) (api.Erasure, error)
 	// Jobs returns a page of a group's jobs.
 	Jobs(ctx context.Context, group string, q messages.JobQuery) (api.JobList, error)
 	// DeadLetters returns a page of dead letters, newest first.
@@ -306,6 +310,7 @@ func (s *server) routes() []route {
 		{method: get, path: "/v1/groups", scope: auth.Read, object: ownInList, serve: show(s.listGroups),
 			query: append(groupFilters, page...)},
 		{method: get, path: group, scope: auth.Read, object: groupInPath, serve: showByID(s.getGroup)},
+		{method: http.MethodDelete, path: group, scope: auth.Control, object: groupInPath, serve: showByID(s.Backend.Delete)},
 		{method: post, path: group + "/jobs", scope: auth.Submit, object: groupInPath, serve: s.appendJobs,
 			query: tableQuery, stream: true},
 		{method: get, path: group + "/jobs", scope: auth.Read, object: groupInPath, serve: show(listJobs(s.Backend)),
@@ -328,6 +333,7 @@ func (s *server) routes() []route {
 		{method: get, path: tenant, scope: auth.Read, object: tenantInPath, serve: showByID(s.Backend.Tenant)},
 		{method: get, path: tenant + "/history", scope: auth.Read, object: tenantInPath,
 			serve: show(getTenantHistory(s.Backend)), query: []string{"minutes"}},
+		{method: post, path: tenant + "/erase", scope: auth.Control, object: tenantInPath, serve: show(s.erase)},
 		{method: put, path: tenant, scope: auth.Tenants, object: tenantInPath,
 			serve: show(changed(s, "id", decodeSettings, setTenant(s.Backend), jsonType))},
 		{method: patch, path: tenant, scope: auth.Tenants, object: tenantInPath,

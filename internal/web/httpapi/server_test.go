@@ -200,12 +200,13 @@ func TestRefusedRequests(t *testing.T) {
 func TestMethodNotAllowedNamesTheMethods(t *testing.T) {
 	h := httpapi.New(options(apitest.NewBackend().WithGroup("g")))
 	for target, allow := range map[string]string{
-		"/v1/groups": "GET, HEAD, POST", "/v1/groups/g": "GET, HEAD", "/v1/groups/g/seal": "POST", "/v1/groups/g/events": "GET", "/": "GET, HEAD",
+		"/v1/groups": "GET, HEAD, POST", "/v1/groups/g/seal": "POST", "/v1/groups/g/events": "GET", "/": "GET, HEAD",
 	} {
 		rec := call(t, h, "DELETE", target, "")
 		requireProblem(t, rec, 405, "")
 		require.Equal(t, allow, rec.Header().Get("Allow"), target)
 	}
+	require.Equal(t, "DELETE, GET, HEAD", call(t, h, "POST", "/v1/groups/g", "").Header().Get("Allow"))
 	require.Equal(t, 200, call(t, h, "HEAD", "/v1/groups/g", "").Code)
 	require.Equal(t, 405, call(t, h, "HEAD", "/v1/groups/g/events", "").Code)
 }

@@ -1,0 +1,333 @@
+package ledger
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha1" //nolint:gosec // it recognizes a chunk, as Redis's sha1hex does
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+)
+
+var (
+	deleteCallbacks = script("callbacks/delete_callbacks", "signals", "callbacks")
+	eraseJob        = script("groups/erase_job")
+	eraseResult     = script("groups/erase_result")
+)
+
+// forgetPage is how many entries of a stream, which may have a payload each, are read at once.
+const forgetPage = 100
+
+// ForgetGroup deletes what the streams of all groups, and the callbacks, hold of a group that has
+// ended: dead letters, results that are not reduced, and events, those of the outbox too. Entries of
+// ready streams are left to DeleteGroup. Twice: the second call finds nothing.
+func ForgetGroup(ctx context.Context, c redis.Cmdable, space keyspace.Space, p keyspace.Partition, group string) error {
+	failed := func(err error) error { return fmt.Errorf("forget group %s: %w", group, err) }
+	g, err := c.HMGet(ctx, p.Group(group), "round", groupAt+strings.ToLower(string(api.StatusCreated))).Result()
+	if err != nil {
+		return failed(err)
+	}
+	var events []string
+	for round := int64(1); round <= max(1, values(g).num(0)); round++ {
+		for _, status := range api.Statuses {
+			events = append(events, EventID(group, strconv.FormatInt(round, 10), status))
+		}
+	}
+	for chunk := range slices.Chunk(events, 1000) {
+		ids := make([]any, len(chunk))
+		for i, id := range chunk {
+			ids[i] = id
+		}
+		r := run(ctx, c, deleteCallbacks, p, ids...)
+		if _, err := r.Number(), r.Err(); err != nil {
+			return failed(err)
+		}
+	}
+	if err := forgetLetters(ctx, c, p, group); err != nil {
+		return failed(err)
+	}
+	if err := deleteEntries(ctx, c, p.ResultStream(), "-", keyspace.GroupAggregator,
+		func(fields map[string]any) bool { return fields["g"] == group }); err != nil {
+		return failed(err)
+	}
+	if err := deleteEntries(ctx, c, p.Outbox(), "-", "", func(fields map[string]any) bool { return fields["group"] == group }); err != nil {
+		return failed(err)
+	}
+	from := "-" // a minute earlier, because Redis's clock may have been set back
+	if created := values(g).num(1); created > 0 {
+		from = strconv.FormatInt(max(0, created-60_000), 10)
+	}
+	if err := deleteEntries(ctx, c, space.Events(), from, "", func(fields map[string]any) bool {
+		id, _ := fields["_watermill_message_uuid"].(string)
+		return slices.Contains(events, id)
+	}); err != nil {
+		return failed(err)
+	}
+	return nil
+}
+
+// EventID returns the id of the event that a group has entered a status.
+func EventID(group, round string, status api.Status) string {
+	return group + "." + round + "." + strings.ToLower(string(status))
+}
+
+// forgetLetters deletes the dead letters of a group's failed jobs.
+func forgetLetters(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string) error {
+	var letters []string
+	flush := func() error {
+		defer func() { letters = letters[:0] }()
+		if len(letters) == 0 {
+			return nil
+		}
+		return c.XDel(ctx, p.DeadLetters(), letters...).Err()
+	}
+	err := Failures(ctx, c, p, group, func(e JobError) error {
+		if e.Letter != "" {
+			letters = append(letters, e.Letter)
+		}
+		if len(letters) < 1000 {
+			return nil
+		}
+		return flush()
+	})
+	return errors.Join(err, flush())
+}
+
+// deleteEntries deletes the entries of a stream that are the right ones, from an id on, also for its
+// consumer group if it has one.
+func deleteEntries(
+	ctx context.Context, c redis.Cmdable, stream, from, consumers string, right func(fields map[string]any) bool,
+) error {
+	for {
+		page, err := c.XRangeN(ctx, stream, from, "+", forgetPage).Result()
+		if err != nil || len(page) == 0 {
+			return err
+		}
+		var ids []string
+		for _, e := range page {
+			if right(e.Values) {
+				ids = append(ids, e.ID)
+			}
+		}
+		if len(ids) > 0 {
+			if consumers != "" {
+				if err := c.XAck(ctx, stream, consumers, ids...).Err(); err != nil {
+					return err
+				}
+			}
+			if err := c.XDel(ctx, stream, ids...).Err(); err != nil {
+				return err
+			}
+		}
+		if len(page) < forgetPage {
+			return nil
+		}
+		from = "(" + page[len(page)-1].ID
+	}
+}
+
+// DeleteGroup deletes a group that has ended, at once: as Expire, and its entries in ready streams, so
+// that what a worker reports of its jobs is stale. Then its id can be used again. Twice: the second
+// call finds nothing.
+func DeleteGroup(ctx context.Context, c redis.Cmdable, space keyspace.Space, p keyspace.Partition, group string) error {
+	if r := run(ctx, c, expire, p, group, "", "now"); r.Code("OK", "OPEN") == "OPEN" {
+		return fmt.Errorf("group %s has been opened again meanwhile: %w", group, api.ErrConflict)
+	} else if r.Err() != nil {
+		return r.Err()
+	}
+	return ReleaseID(ctx, c, space, p, group)
+}
+
+// ReleaseID deletes the owner key of a group that was deleted. If the group was created again in
+// between, the owner key stays or is written again.
+func ReleaseID(ctx context.Context, c redis.Cmdable, space keyspace.Space, p keyspace.Partition, group string) error {
+	left, err := c.Exists(ctx, p.Group(group)).Result()
+	if err == nil && left == 0 {
+		name := space.OfGroup(group).Owner(group)
+		if err = c.Del(ctx, name).Err(); err == nil {
+			var tenant string
+			if tenant, err = TenantOf(ctx, c, p, group); err == nil && tenant != "" {
+				err = c.SetNX(ctx, name, tenant, 0).Err()
+			}
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("release the id of group %s: %w", group, err)
+	}
+	return nil
+}
+
+// GroupKey is what a group knows of a job with a key.
+type GroupKey struct {
+	Group   string
+	Unique  bool  // the group has an index of its keys
+	Ordinal int64 // of the job; -1: there is none
+	Open    bool  // some of its jobs have not ended, or their results are not reduced
+}
+
+// FindKeys looks for a key in about n groups of a tenant, from a cursor on. next is the cursor for the
+// next call; 0: there are no more groups. A group may be returned more than once.
+func FindKeys(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, tenant, key string, cursor uint64, n int64,
+) (found []GroupKey, next uint64, err error) {
+	pairs, next, err := c.ZScan(ctx, p.GroupsOf(tenant), cursor, "", n).Result()
+	if err != nil {
+		return nil, 0, fmt.Errorf("list groups of tenant %s: %w", tenant, err)
+	}
+	var groups []string
+	for pair := range slices.Chunk(pairs, 2) {
+		groups = append(groups, pair[0])
+	}
+	type replies struct {
+		group   *redis.SliceCmd
+		ordinal *redis.SliceCmd
+	}
+	reads, err := pipelined(ctx, c, groups, func(pipe redis.Pipeliner, group string) replies {
+		return replies{
+			pipe.HMGet(ctx, p.Group(group), groupUniqueKeys, groupAccepted, groupReduced, groupFailed, groupCancelled),
+			pipe.HMGet(ctx, p.KeyIndex(group), key),
+		}
+	})
+	if err != nil {
+		return nil, 0, fmt.Errorf("look for a key in groups of tenant %s: %w", tenant, err)
+	}
+	for i, r := range reads {
+		k := GroupKey{Group: groups[i], Ordinal: -1}
+		g := values(r.group.Val())
+		k.Unique, k.Open = g.has(0), g.num(1) > g.num(2)+g.num(3)+g.num(4)
+		if at := values(r.ordinal.Val()); at.has(0) {
+			k.Ordinal = at.num(0)
+		}
+		found = append(found, k)
+	}
+	return found, next, nil
+}
+
+// EndedWithKey returns the ordinals of the failed and reduced jobs of a group that have a key, by their
+// records.
+func EndedWithKey(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group, key string) ([]int64, error) {
+	var ended []int64
+	if err := Failures(ctx, c, p, group, func(e JobError) error {
+		if e.Key == key {
+			ended = append(ended, e.Ordinal)
+		}
+		return nil
+	}); err != nil {
+		return nil, err
+	}
+	err := Results(ctx, c, p, group, func(line []byte) error {
+		var r struct {
+			Ordinal int64  `json:"ordinal"`
+			Key     string `json:"key"`
+		}
+		if bytes.Contains(line, []byte(`"key":`)) && json.Unmarshal(line, &r) == nil && r.Key == key {
+			ended = append(ended, r.Ordinal)
+		}
+		return nil
+	})
+	return ended, err
+}
+
+// EraseJob replaces what is kept of a job that has ended: the record of a failed one has no payload, key
+// and error text any more, the result of a done one no data, and its dead letter and its key are
+// deleted. key is "" if the group has no index of keys. Twice: the second call finds nothing to erase.
+// Errors: ErrJobMoved if the job has not ended, or runs again.
+func EraseJob(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, ordinal int64, key string) error {
+	st, err := ReadJob(ctx, c, p, group, ordinal)
+	if err != nil {
+		return err
+	}
+	field := strconv.FormatInt(ordinal, 10)
+	var record, erased, letter string
+	switch st.State.Letter() {
+	case Failed:
+		if record, err = c.HGet(ctx, p.Failures(group), field).Result(); err != nil && !errors.Is(err, redis.Nil) {
+			return fmt.Errorf("erase job %s.%d: %w", group, ordinal, err)
+		}
+		if erased, letter, err = withoutPerson(record); err != nil {
+			return fmt.Errorf("erase job %s.%d: %w", group, ordinal, err)
+		}
+	case Reduced:
+		if err := eraseResultOf(ctx, c, p, group, ordinal); err != nil {
+			return err
+		}
+	case Cancelled:
+	default:
+		return fmt.Errorf("erase job %s.%d: %w", group, ordinal, ErrJobMoved)
+	}
+	r := run(ctx, c, eraseJob, p, group, ordinal, key, record, erased, letter)
+	_ = r.Code("OK")
+	return r.Err()
+}
+
+// withoutPerson returns a record of failures:GROUP without the payload, key and error text, and the
+// job's entry in the dead letters.
+func withoutPerson(record string) (erased, letter string, err error) {
+	if record == "" {
+		return "", "", nil
+	}
+	text, blob, _ := strings.Cut(record, recordSeparator)
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal([]byte(text), &fields); err != nil {
+		return "", "", fmt.Errorf("read error record: %w", err)
+	}
+	_ = json.Unmarshal(fields["letter"], &letter)
+	fields["error"], fields["letter"] = json.RawMessage(`"erased"`), json.RawMessage(`""`)
+	head, err := json.Marshal(fields)
+	if err != nil {
+		return "", "", err
+	}
+	j, err := ParseJob(blob)
+	if err != nil {
+		return "", "", err
+	}
+	j.Queued = j.Queued[:len(j.Queued)-len(j.end())]
+	return string(head) + recordSeparator + j.Blob(), letter, nil
+}
+
+// eraseResultOf replaces the data in the result line of a job by null.
+func eraseResultOf(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, ordinal int64) error {
+	prefix := fmt.Sprintf(`{"ordinal":%d,`, ordinal)
+	for at := int64(0); ; at++ {
+		chunk, err := c.LIndex(ctx, p.Results(group), at).Result()
+		if errors.Is(err, redis.Nil) {
+			return nil // there is none: it was deleted
+		}
+		if err != nil {
+			return fmt.Errorf("erase result %s.%d: %w", group, ordinal, err)
+		}
+		lines := strings.Split(chunk, "\n")
+		i := slices.IndexFunc(lines, func(line string) bool { return strings.HasPrefix(line, prefix) })
+		if i < 0 {
+			continue
+		}
+		var fields map[string]json.RawMessage
+		if err := json.Unmarshal([]byte(lines[i]), &fields); err != nil {
+			return fmt.Errorf("erase result %s.%d: %w", group, ordinal, err)
+		}
+		delete(fields, "ordinal")
+		delete(fields, "key")
+		fields["data"] = json.RawMessage("null")
+		rest, err := json.Marshal(fields)
+		if err != nil {
+			return err
+		}
+		lines[i] = prefix + string(rest[1:])
+		sum := sha1.Sum([]byte(chunk)) //nolint:gosec // see the import
+		r := run(ctx, c, eraseResult, p, group, at, hex.EncodeToString(sum[:]), strings.Join(lines, "\n"))
+		if r.Code("OK", "MOVED") == "MOVED" {
+			at-- // somebody has erased another line of the chunk
+			continue
+		}
+		return r.Err()
+	}
+}
