@@ -29,13 +29,17 @@ type request struct {
 
 // NewServerMetrics creates the instruments of servers.
 func NewServerMetrics(meter metric.Meter) *ServerMetrics {
-	return &ServerMetrics{
+	m := &ServerMetrics{
 		duration: must(meter.Float64Histogram(Requests, metric.WithUnit("s"),
 			metric.WithDescription("Time from a request to the end of its answer."),
 			metric.WithExplicitBucketBoundaries(.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10))),
 		failures: must(meter.Int64Counter(NamePrefix+"api_auth_failures_total",
 			metric.WithDescription("Requests without a valid API key, or with one that may not make this call."))),
 	}
+	for _, reason := range []string{AuthMissing, AuthUnknown, AuthExpired, AuthRole, AuthTooMany} {
+		m.failures.Add(context.Background(), 0, metric.WithAttributes(attribute.String("reason", reason)))
+	}
+	return m
 }
 
 // Served records a request that has ended. Its labels have few values: the route is the pattern of
