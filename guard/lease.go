@@ -102,7 +102,7 @@ func (l *Lease) releaseAnyway(ctx context.Context, o Outcome) error {
 // lacks the member's secret. The outcome is Unused; the metric guard_unknown_member_total counts
 // it.
 func (l *Lease) ReleaseUnknown(ctx context.Context) error {
-	l.g.c.meter.unknownMember(l.g)
+	l.g.c.meter.unknownMember(l.g, 1)
 	return l.Release(ctx, Unused)
 }
 

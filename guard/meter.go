@@ -221,9 +221,9 @@ func (m *meter) released(g *shared, r settled) {
 }
 
 // unknownMember counts a lease that was given back because this process can't use its member.
-func (m *meter) unknownMember(g *shared) {
+func (m *meter) unknownMember(g *shared, n int64) {
 	if m.c.cfg.meter != nil {
-		m.unknown.Add(context.Background(), 1, metric.WithAttributes(attribute.String("guard", g.label)))
+		m.unknown.Add(context.Background(), n, metric.WithAttributes(attribute.String("guard", g.label)))
 	}
 }
 

@@ -75,6 +75,9 @@ func (c *Client) use(kind, name string, prepare func(g *shared)) *shared {
 	g := newShared(c, kind, name)
 	ofKeys, _, _ := strings.Cut(name, "/") // the guards of a PerKey have one label
 	g.label = c.meter.label(ofKeys)
+	if kind == kindPool {
+		c.meter.unknownMember(g, 0) // without a 0 before it, the first one is no increase
+	}
 	prepare(g)
 	c.guards.byName[full] = c.guards.recent.PushFront(g)
 	if len(c.guards.byName) > mostGuards {
