@@ -148,7 +148,7 @@ func (e *engine) awaitReady(role string) {
 func (e *engine) kill(role string) {
 	e.t.Helper()
 	id := e.containers(role)[0]
-	e.run("docker", "run", "--rm", "--privileged", "--pid=host", "--user=0", "--entrypoint=sh", services(e.t)["redis"].Image,
+	e.run("docker", "run", "--rm", "--pid=host", "--user=0", "--entrypoint=sh", services(e.t)["redis"].Image,
 		"-c", "kill -9 "+e.inspect(id, "{{.State.Pid}}"))
 	e.await(role+" was restarted by the engine", func() bool { return e.inspect(id, "{{.RestartCount}}") != "0" })
 }
@@ -215,7 +215,7 @@ func TestEngine(t *testing.T) {
 	const groups, jobs = 20, 1000
 	list := make([]client.NewJob, jobs)
 	for i := range list {
-		list[i].Payload = map[string]int{"sleep_ms": 50}
+		list[i].Payload = map[string]int{"sleep_ms": 100}
 	}
 	for i := range groups {
 		g := client.Submission{ID: fmt.Sprint("group", i), Tenant: fmt.Sprint("tenant", i%4), Type: "NOOP", Seal: true, Jobs: list}
