@@ -62,6 +62,15 @@ DIST    ?= linux/amd64 linux/arm64 darwin/amd64 darwin/arm64
 dist: ## Build archives of the binaries for linux and darwin into dist/, with checksums; needs GNU tar
 	@VERSION=$(VERSION) deployments/dist $(DIST)
 
+.PHONY: image
+image: ## Build the image bulkaction:local
+	docker build -f deployments/docker/Dockerfile -t bulkaction:local \
+		--build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse HEAD) .
+
+.PHONY: compose-test
+compose-test: ## Test the image and compose.yaml under faults, on a Docker engine; without one it starts its own, as root on Debian
+	@.ci/compose-test $(TESTFLAGS)
+
 # SBOM is the folder of make sbom.
 SBOM ?= bin/sbom
 SBOM_TOOL := github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod@v1.9.0
@@ -86,6 +95,7 @@ fmt: lint-tool ## Format the code
 vet: ## Run go vet
 	go vet $(PKG)
 	go vet -tags browser ./tests/browser
+	go vet -tags engine ./deployments/compose
 	cd bench && go vet ./...
 
 .PHONY: lint

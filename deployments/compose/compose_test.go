@@ -35,9 +35,14 @@ type service struct {
 	Entrypoint      []string
 	Profiles        []string
 	User            string
+	MemLimit        string `yaml:"mem_limit"`
+	CPUs            float64
+	Logging         struct{ Options map[string]string }
 }
 
 type secret struct{ Source, Target string }
+
+const dockerfile = "../docker/Dockerfile"
 
 func services(t *testing.T) map[string]service {
 	t.Helper()
@@ -68,19 +73,69 @@ func TestEveryRoleRuns(t *testing.T) {
 
 			require.Equal(t, "unless-stopped", s.Restart)
 			needs := map[string]any{"redis": map[string]any{"condition": "service_healthy"}}
-			if s.Environment[keysVariable] != "" {
-				needs["token-keys"] = map[string]any{"condition": "service_completed_successfully"}
+			for variable, maker := range map[string]string{keysVariable: "token-keys", callbackVariable: "callback-key"} {
+				if s.Environment[variable] != "" {
+					needs[maker] = map[string]any{"condition": "service_completed_successfully"}
+				}
 			}
 			require.Equal(t, needs, s.DependsOn)
 			require.FileExists(t, filepath.Join(s.Build.Context, s.Build.Dockerfile))
 			grace, err := time.ParseDuration(s.StopGracePeriod)
 			require.NoError(t, err)
 			require.Greater(t, grace, 30*time.Second, "shorter than SHUTDOWN_GRACE_PERIOD")
+			require.Equal(t, "512m 400MiB", s.MemLimit+" "+s.Environment["GOMEMLIMIT"])
+			require.NotZero(t, s.CPUs)
 		})
 	}
 }
 
-const keysVariable = "BULKACTION_BROKER_TOKEN_KEYS_FILE"
+const (
+	keysVariable     = "BULKACTION_BROKER_TOKEN_KEYS_FILE"
+	callbackVariable = "BULKACTION_CALLBACK_MASTER_KEY_FILE"
+)
+
+// TestOldCompose: compose.yaml has nothing that Compose 1.29 refuses.
+func TestOldCompose(t *testing.T) {
+	var file map[string]any
+	read(t, "compose.yaml", &file)
+	require.NotContains(t, file, "name")
+	text, err := os.ReadFile("compose.yaml")
+	require.NoError(t, err)
+	require.NotContains(t, string(text), "create_host_path:")
+}
+
+// TestLogsRotate: no service fills the disk with its log, and all are part of the system or of the
+// profile observability.
+func TestLogsRotate(t *testing.T) {
+	for name, s := range services(t) {
+		if name != "callback-key" { // prints nothing
+			require.NotEmpty(t, s.Logging.Options["max-size"], name)
+		}
+		require.Subset(t, []string{"cli", "observability"}, s.Profiles, name)
+		for variable, value := range s.Environment {
+			require.NotContains(t, value, "://otel-collector", "%s of %s needs the profile observability", variable, name)
+		}
+	}
+}
+
+// TestCallbackKey: ingest and watcher, and no other role, get the master key of callbacks that setup
+// has made, as a file that only they can read.
+func TestCallbackKey(t *testing.T) {
+	all := services(t)
+	maker := all["callback-key"]
+	require.Equal(t, []secret{{Source: "callback-master-key", Target: "callback-master-key"}}, maker.Secrets)
+	require.Equal(t, []any{"callback-key:/tmp"}, maker.Volumes)
+	require.Equal(t, "65532:65532", maker.User, "the user of the image, who reads the file")
+	for _, role := range roles {
+		if role == "ingest" || role == "watcher" {
+			require.Equal(t, "/callback/master.key", all[role].Environment[callbackVariable], role)
+			require.Contains(t, all[role].Volumes, "callback-key:/callback:ro", role)
+		} else {
+			require.Empty(t, all[role].Environment[callbackVariable], role)
+			require.NotContains(t, fmt.Sprint(all[role].Volumes), "callback", role)
+		}
+	}
+}
 
 // TestTokenKeys: in compose.yaml, one service writes the key that signs entry tokens into a volume.
 // The roles that need the key can only read it.
@@ -93,11 +148,11 @@ func TestTokenKeys(t *testing.T) {
 	require.Equal(t, []any{"token-keys:/keys"}, maker.Volumes)
 	for _, role := range []string{"broker", "ingest"} {
 		require.Equal(t, file, all[role].Environment[keysVariable], role)
-		require.Equal(t, []any{"token-keys:/keys:ro"}, all[role].Volumes, role)
+		require.Contains(t, all[role].Volumes, "token-keys:/keys:ro", role)
 	}
-	docker, err := os.ReadFile("Dockerfile")
+	docker, err := os.ReadFile(dockerfile)
 	require.NoError(t, err)
-	require.Contains(t, string(docker), "--chown=nonroot:nonroot /keys /keys", "a new volume gets this owner")
+	require.Contains(t, string(docker), "--chown=65532:65532 /keys /keys", "a new volume gets this owner")
 	for name, s := range all {
 		if url, ok := s.Environment["BULKACTION_BROKER_PUBLIC_URL"]; ok {
 			require.Contains(t, s.Ports, strings.TrimPrefix(url, "http://")+":8090", name)
@@ -131,7 +186,7 @@ func TestVariablesAreDocumented(t *testing.T) {
 	require.NotEmpty(t, known)
 	for name, s := range services(t) {
 		for _, v := range slices.Sorted(maps.Keys(s.Environment)) {
-			if !strings.HasPrefix(v, "OTEL_") && !slices.Contains(ofCommandLine, v) {
+			if strings.HasPrefix(v, "BULKACTION_") && !slices.Contains(ofCommandLine, v) {
 				require.Contains(t, known, "`"+v+"`", name)
 			}
 		}
@@ -179,6 +234,14 @@ func TestRedisUsers(t *testing.T) {
 		}
 		passwords = found
 	}
+	settings, err := os.ReadFile(filepath.Join(dir, ".env"))
+	require.NoError(t, err)
+	require.Equal(t, "COMPOSE_PROJECT_NAME=bulkaction\nSECRETS_DIR=./secrets\n", string(settings))
+	for _, name := range []string{"callback/master.key", "grafana/admin"} {
+		text, err := os.ReadFile(filepath.Join(dir, "secrets", name))
+		require.NoError(t, err)
+		require.Regexp(t, "^[0-9a-f]{64}\n$", string(text), name)
+	}
 	info, err := os.Stat(filepath.Join(dir, "secrets"))
 	require.NoError(t, err)
 	require.Equal(t, fs.FileMode(0o700), info.Mode().Perm(), "nobody else reads the passwords")
@@ -190,25 +253,26 @@ func TestRedisUsers(t *testing.T) {
 	all := services(t)
 	for _, user := range append(slices.Clone(roles), "cli") {
 		require.Contains(t, passwords, user)
-		require.Equal(t, "./secrets/users/"+user, file.Secrets["redis-"+user].File)
+		require.Equal(t, "${SECRETS_DIR}/users/"+user, file.Secrets["redis-"+user].File)
 		s := all[user]
 		require.Equal(t, []secret{{Source: "redis-" + user, Target: "redis-password"}}, s.Secrets, user)
 		require.Equal(t, "redis://redis:6379/0", s.Environment["BULKACTION_REDIS_URL"], user)
 		require.Equal(t, user, s.Environment["BULKACTION_REDIS_USERNAME"])
 		require.Equal(t, "/run/secrets/redis-password", s.Environment["BULKACTION_REDIS_PASSWORD_FILE"], user)
 	}
-	require.Len(t, file.Secrets, len(roles)+1)
+	require.Equal(t, "${SECRETS_DIR}/callback/master.key", file.Secrets["callback-master-key"].File)
+	require.Equal(t, "${SECRETS_DIR}/grafana/admin", file.Secrets["grafana-admin"].File)
+	require.Len(t, file.Secrets, len(roles)+3)
 
 	maker := all["redis-users"]
 	require.Equal(t, []any{
 		"/usr/local/bin/bulkaction", "acl", "--format=aclfile", "--passwords=/passwords", "--output=/users/users.acl",
 	}, maker.Command)
-	require.Equal(t, []any{map[string]any{
-		"type": "bind", "source": "./secrets/users", "target": "/passwords", "read_only": true,
-		"bind": map[string]any{"create_host_path": false},
-	}, "redis-users:/users"}, maker.Volumes)
+	require.Equal(t, []any{
+		"${SECRETS_DIR:?is not set. Run ./setup first, it makes the passwords}/users:/passwords:ro", "redis-users:/users",
+	}, maker.Volumes)
 	require.Equal(t, "999:1000", maker.User, "the user of Redis's image, which reads the file")
-	docker, err := os.ReadFile("Dockerfile")
+	docker, err := os.ReadFile(dockerfile)
 	require.NoError(t, err)
 	require.Contains(t, string(docker), "--chown=999:1000 /keys /users")
 	require.Contains(t, all["redis"].Command, "--aclfile /users/users.acl")
@@ -231,17 +295,21 @@ func TestAPIAsksForKeys(t *testing.T) {
 	require.Equal(t, "${BULKACTION_API_KEY:-}", cli.Environment["BULKACTION_API_KEY"])
 }
 
-func TestCollector(t *testing.T) {
+// TestObservability: Prometheus scrapes each role, and the collector's pipelines are complete.
+func TestObservability(t *testing.T) {
+	var scraped struct {
+		ScrapeConfigs []struct {
+			DNS []struct {
+				Names []string
+				Port  int
+			} `yaml:"dns_sd_configs"`
+		} `yaml:"scrape_configs"`
+	}
+	read(t, "prometheus.yaml", &scraped)
+	require.Equal(t, roles, scraped.ScrapeConfigs[0].DNS[0].Names)
+	require.Equal(t, 9090, scraped.ScrapeConfigs[0].DNS[0].Port)
+
 	var config struct {
-		Receivers struct {
-			Prometheus struct {
-				Config struct {
-					ScrapeConfigs []struct {
-						DNS []struct{ Names []string } `yaml:"dns_sd_configs"`
-					} `yaml:"scrape_configs"`
-				}
-			}
-		}
 		Exporters map[string]struct{ Endpoint string }
 		Service   struct {
 			Pipelines map[string]struct{ Receivers, Processors, Exporters []string }
@@ -250,7 +318,6 @@ func TestCollector(t *testing.T) {
 	read(t, "otel-collector.yaml", &config)
 	var parts map[string]map[string]any
 	read(t, "otel-collector.yaml", &parts)
-
 	for name, pipeline := range config.Service.Pipelines {
 		for kind, used := range map[string][]string{
 			"receivers": pipeline.Receivers, "processors": pipeline.Processors, "exporters": pipeline.Exporters,
@@ -259,8 +326,6 @@ func TestCollector(t *testing.T) {
 			require.Subset(t, slices.Collect(maps.Keys(parts[kind])), used, fmt.Sprint(name, " ", kind))
 		}
 	}
-	require.Equal(t, roles, config.Receivers.Prometheus.Config.ScrapeConfigs[0].DNS[0].Names)
-
 	host, _, _ := strings.Cut(config.Exporters["otlp_grpc/jaeger"].Endpoint, ":")
 	require.Contains(t, services(t), host)
 }
@@ -271,7 +336,7 @@ func TestDockerfileFollowsGoMod(t *testing.T) {
 	require.NoError(t, err)
 	version := regexp.MustCompile(`(?m)^go (\d+\.\d+)`).FindStringSubmatch(string(mod))
 	require.Len(t, version, 2)
-	docker, err := os.ReadFile("Dockerfile")
+	docker, err := os.ReadFile(dockerfile)
 	require.NoError(t, err)
-	require.Contains(t, string(docker), "FROM golang:"+version[1]+"-")
+	require.Contains(t, string(docker), "ARG GO_IMAGE=golang:"+version[1]+"-")
 }

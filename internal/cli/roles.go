@@ -30,7 +30,7 @@ const processHelp = " as a process, until SIGTERM. Environment variables configu
 // except worker, whose command also has subcommands: newWorker creates it.
 func roleCommands() []Command {
 	all := []Command{newAll}
-	for _, name := range append(slices.Clone(roles.Names), "broker") {
+	for _, name := range roles.WithBroker {
 		if name != "worker" {
 			all = append(all, func(*Root) *cobra.Command { return asRole(&cobra.Command{Use: name}) })
 		}
@@ -45,15 +45,7 @@ func asRole(cmd *cobra.Command) *cobra.Command {
 		cmd.Short = "Run the role " + name + " as a process"
 	}
 	cmd.Long = "Run the role " + name + processHelp
-	return asProcess(cmd, roleOf(name))
-}
-
-// roleOf returns the role with this name, with the built-in processors and reducers.
-func roleOf(name string) roles.Role {
-	if name == "broker" {
-		return own.Broker
-	}
-	return own.Jobs()[name]
+	return asProcess(cmd, own.Named()[name])
 }
 
 // own is what this program adds to the roles.
@@ -115,10 +107,10 @@ func newRole(*Root) *cobra.Command {
 		Short:     "Run one role as a process, as its own binary does",
 		Hidden:    true,
 		Args:      cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs),
-		ValidArgs: append(slices.Clone(roles.Names), "broker"),
+		ValidArgs: roles.WithBroker,
 		RunE: func(_ *cobra.Command, args []string) error {
 			os.Args = args // app.Main parses the arguments after the program's name
-			run := roles.Alone(roleOf(args[0]))
+			run := roles.Alone(own.Named()[args[0]])
 			app.Main(args[0], new(builtin.Config), withProfile(profile, withJournal(dir, run)))
 			return nil
 		},

@@ -3,7 +3,6 @@ package integration
 import (
 	"maps"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path"
@@ -49,10 +48,11 @@ var defaulted = regexp.MustCompile(`\$\{\w+:-([^}]*)\}`)
 func (c *composition) here(name string) *strings.Replacer {
 	changes := slices.Clone(c.hosts)
 	for _, secret := range c.containers[name].Secrets {
-		changes = append(changes, "/run/secrets/"+secret.Target, filepath.Join(c.dir, c.secrets[secret.Source].File))
+		file := strings.Replace(c.secrets[secret.Source].File, "${SECRETS_DIR}", filepath.Join(c.dir, "secrets"), 1)
+		changes = append(changes, "/run/secrets/"+secret.Target, file)
 	}
 	changes = append(changes, "=/passwords", "="+c.dir+"/passwords")
-	for _, folder := range []string{"/users/", "/keys/"} {
+	for _, folder := range []string{"/users/", "/keys/", "/callback/"} {
 		changes = append(changes, folder, c.dir+folder)
 	}
 	return strings.NewReplacer(changes...)
@@ -72,9 +72,11 @@ func (c *composition) environment(name string) map[string]string {
 // environment variables.
 func (c *composition) run(name string, environment map[string]string, args ...string) *proctest.Process {
 	c.t.Helper()
+	program := "bulkaction"
 	if command, ok := c.containers[name].Command.([]any); ok {
-		if program := path.Base(command[0].(string)); program != "bulkaction" {
-			args = append(args, program) // bulkaction runs each role as its own binary does
+		if role := path.Base(command[0].(string)); role != program { // a link in the image
+			program = filepath.Join(c.t.TempDir(), role)
+			require.NoError(c.t, os.Symlink(proctest.Path(c.t, "bulkaction"), program))
 		}
 		for _, arg := range command[1:] {
 			args = append(args, c.here(name).Replace(arg.(string)))
@@ -82,7 +84,7 @@ func (c *composition) run(name string, environment map[string]string, args ...st
 	}
 	set := c.environment(name)
 	maps.Copy(set, environment)
-	return proctest.Start(c.t, "bulkaction", set, args...)
+	return proctest.Start(c.t, program, set, args...)
 }
 
 // finish runs a service that ends by itself, requires that it succeeds, and returns what it has
@@ -95,7 +97,8 @@ func (c *composition) finish(name string, environment map[string]string, args ..
 }
 
 // compose reads compose.yaml, runs the script setup, which makes passwords, and the services
-// token-keys and redis-users, which write the files in the volumes.
+// token-keys and redis-users, which write the files in the volumes. It copies the master key of
+// callbacks, as the service callback-key does.
 func compose(t *testing.T) *composition {
 	t.Helper()
 	source := filepath.Join(repository, "deployments", "compose")
@@ -114,10 +117,13 @@ func compose(t *testing.T) *composition {
 	require.NoError(t, os.WriteFile(setup, script, 0o700))
 	out, err := exec.CommandContext(t.Context(), setup).CombinedOutput()
 	require.NoError(t, err, "%s", out)
-	for _, folder := range []string{"keys", "users"} {
+	for _, folder := range []string{"keys", "users", "callback"} {
 		require.NoError(t, os.Mkdir(filepath.Join(c.dir, folder), 0o700))
 	}
 	require.NoError(t, os.Symlink(filepath.Join(c.dir, "secrets", "users"), filepath.Join(c.dir, "passwords")))
+	master, err := os.ReadFile(filepath.Join(c.dir, "secrets", "callback", "master.key"))
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(c.dir, "callback", "master.key"), master, 0o600))
 	c.finish("token-keys", nil)
 	c.finish("redis-users", nil)
 	return c
@@ -182,12 +188,9 @@ func TestCompose(t *testing.T) {
 	}
 
 	server := c.redis()
-	collector := httptest.NewServer(http.NotFoundHandler())
-	t.Cleanup(collector.Close)
 	room := childproc.FreeAddr()
 	c.hosts = []string{
-		"redis:6379", server.Addr(), "http://otel-collector:4318", collector.URL,
-		"0.0.0.0:9090", "127.0.0.1:0", "0.0.0.0:8080", "127.0.0.1:0", "0.0.0.0:8090", room, "127.0.0.1:8090", room,
+		"redis:6379", server.Addr(), "0.0.0.0:9090", "127.0.0.1:0", "0.0.0.0:8080", "127.0.0.1:0", "0.0.0.0:8090", room, "127.0.0.1:8090", room,
 	}
 	started := map[string]*proctest.Process{}
 	for _, role := range append([]string{"broker"}, roles...) {
@@ -206,6 +209,7 @@ func TestCompose(t *testing.T) {
 
 	key := map[string]string{"BULKACTION_API_KEY": c.newKey(api, "admin")}
 	c.finish("cli", key, "submit", "--type", "NOOP", "--payload", "{}", "--id", "first", "--wait")
+	c.finish("cli", key, "callback", "set", "acme", "--url", "https://example.com/hook") // ingest has the master key
 	c.finish("cli", key, "room", "set", "demo", "--capacity", "3", "--return-url", "http://127.0.0.1:8081/buy")
 	service := c.newKey(api, "service")
 	answer = do(http.MethodPost, "http://"+api+"/v1/entry-tokens/verify", `{"token":"x"}`, "Authorization", "Bearer "+service)

@@ -354,9 +354,10 @@ func LoadSettings(settings map[string]string, processors any) (Config, error) {
 // time.
 const ballastBytes = 16 << 20
 
-// newBallast allocates the ballast. It returns nil if the environment sets GOGC or GOMEMLIMIT.
+// newBallast allocates the ballast. It returns nil if the environment sets GOGC. A GOMEMLIMIT, which
+// containers have, does not replace it.
 func newBallast() []byte {
-	if os.Getenv("GOGC") != "" || os.Getenv("GOMEMLIMIT") != "" {
+	if os.Getenv("GOGC") != "" {
 		return nil
 	}
 	return make([]byte, ballastBytes)

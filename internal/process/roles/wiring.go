@@ -1,6 +1,7 @@
 // Package roles is the wiring of a process: which roles there are, and what each is built from. The
-// table is [Own.Jobs]; beside it there are [Own.Broker], the waiting room, and [Console]. cmd/ROLE
-// runs one role as a process; `bulkaction all` and `bulkaction dev` run several in one.
+// table is [Own.Named], which is [Own.Jobs] and [Own.Broker], the waiting room; beside it there is
+// [Console]. cmd/ROLE and `bulkaction ROLE` run one role as a process; `bulkaction all` and
+// `bulkaction dev` run several in one.
 package roles
 
 import (
@@ -40,6 +41,9 @@ import (
 // Names lists the six roles of jobs in the order of the pipeline.
 var Names = api.Roles
 
+// WithBroker lists all roles that are processes of their own.
+var WithBroker = append(slices.Clone(Names), "broker")
+
 // Role is a function that runs a role of a process, which may run others, too, until its context
 // ends, or until an error.
 type Role func(context.Context, *app.Process, Base) error
@@ -72,6 +76,13 @@ func (o Own) Jobs() map[string]Role {
 		"aggregator": o.Aggregator,                      // ledger, reducers
 		"watcher":    o.Watcher,                         // store, events, guards, audit
 	}
+}
+
+// Named returns all roles by name: those of [WithBroker].
+func (o Own) Named() map[string]Role {
+	named := o.Jobs()
+	named["broker"] = o.Broker
+	return named
 }
 
 // Alone returns the function that [app.Main] runs for one role, or for several by [Together]: it
