@@ -54,11 +54,11 @@ app.kubernetes.io/part-of: bulkaction
 {{- if and .Values.redis.usersSecret (or .Values.redis.username .Values.redis.passwordSecret.name) }}{{ fail "redis.usersSecret gives each role its user: leave redis.username and redis.passwordSecret.name empty" }}{{ end }}
 {{- if and .Values.broker.enabled (not (and .Values.broker.publicURL .Values.broker.tokenKeysSecret.name)) }}{{ fail "broker.enabled needs broker.publicURL and broker.tokenKeysSecret.name" }}{{ end }}
 {{- $names := dict }}
-{{- range .Values.workers }}
+{{- range $entry := .Values.workers }}
 {{- if hasKey $names .name }}{{ fail (printf "workers: two entries have the name %s: give each a name of its own" .name) }}{{ end }}
 {{- $_ := set $names .name true }}
 {{- range $variable, $key := dict "BULKACTION_WORKER_COUNT" "slots" "BULKACTION_WORKER_TYPES" "types" }}
-{{- if or (hasKey $.Values.env $variable) (hasKey (default dict $.env) $variable) }}{{ fail (printf "env: set %s of each entry of workers instead of %s" $key $variable) }}{{ end }}
+{{- if or (hasKey $.Values.env $variable) (hasKey (default dict $entry.env) $variable) }}{{ fail (printf "env: set %s of each entry of workers instead of %s" $key $variable) }}{{ end }}
 {{- end }}
 {{- with .scaling }}{{ if .enabled }}
 {{- if gt (int (default 1 .min)) (int (default 20 .max)) }}{{ fail "workers: scaling.min is above scaling.max" }}{{ end }}
