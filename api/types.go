@@ -255,8 +255,8 @@ type TypeStats struct {
 	Type    string `json:"type"`
 	Backlog int64  `json:"backlog"` // waiting + non-ready + ready
 	// Runnable counts those of the backlog that may run now: ready ones, and waiting ones except those
-	// of scheduled groups, of paused groups, tenants and types, and of tenants without a permit. With
-	// more than 200 queues of tenants or groups in one, it counts all waiting jobs of the type.
+	// of scheduled groups, of paused groups, tenants and types, and of tenants without a permit. Of more
+	// than 200 tenants, or of 200 groups of a tenant, it looks at a random sample.
 	Runnable int64 `json:"runnable"`
 	Waiting  int64 `json:"waiting"`
 	NonReady int64 `json:"non_ready"`
@@ -274,6 +274,43 @@ type TypeStats struct {
 	// LeasesLost counts job leases that the worker renewed too late.
 	LeasesLost int64 `json:"leases_lost"`
 }
+
+// Scale says how many slots a type's jobs could use, for autoscalers of workers.
+type Scale struct {
+	Type    string `json:"type"`    // of several types: their names with commas between them
+	Backlog int64  `json:"backlog"` // as in TypeStats
+	// Runnable is as in TypeStats: it leaves out jobs of tenants that have no permit now.
+	Runnable  int64   `json:"runnable"`
+	MeanRunMS float64 `json:"mean_run_ms"` // 0: no job has run yet
+	// RateBound says that rates, or bounds of jobs in flight, let fewer jobs start within the drain time
+	// than wait.
+	RateBound bool  `json:"rate_bound"`
+	SlotsNow  int64 `json:"slots_now"` // of live workers that serve the type
+	// SlotsWanted is the jobs that may start within the drain time, with permits that come until then,
+	// × mean run time / drain time, rounded up; at least the slots in use, and 1 while a job may start.
+	SlotsWanted int64 `json:"slots_wanted"`
+	// Sample is nil if all tenants with waiting jobs were looked at.
+	Sample *ScaleSample `json:"sample,omitempty"`
+}
+
+// ScaleSample says how exact a Scale is that looked at some of the tenants only. A tenant with jobs
+// in several lanes counts in each.
+type ScaleSample struct {
+	Tenants  int64 `json:"tenants"`
+	LookedAt int64 `json:"looked_at"`
+	// Error is the half width of the 95% confidence interval of the jobs that may start, as part of them.
+	Error float64 `json:"error"`
+}
+
+// Drain times of Scale.
+const (
+	DefaultDrain = time.Minute
+	MinDrain     = time.Second
+	MaxDrain     = 24 * time.Hour
+)
+
+// MaxScaleTypes is the most types of one Scale.
+const MaxScaleTypes = 100
 
 // WorkerStatus describes one live worker process. Workers is its number of slots: Active of them
 // run a job, Idle do not. CurrentJobs has the ids of up to 20 of these jobs.

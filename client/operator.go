@@ -141,6 +141,17 @@ func (a *API) Stats(ctx context.Context) (api.Stats, error) {
 		apiCall{action: "get stats", method: http.MethodGet, path: "/v1/stats"})
 }
 
+// Scale says how many slots the jobs of a type, or of several together, could use, so that those which
+// wait end within the time drain; 0: api.DefaultDrain.
+func (a *API) Scale(ctx context.Context, drain time.Duration, types ...string) (api.Scale, error) {
+	query := url.Values{"type": {strings.Join(types, ",")}}
+	if drain > 0 {
+		query.Set("drain", drain.String())
+	}
+	return doJSON[api.Scale](ctx, a,
+		apiCall{action: "get scale", method: http.MethodGet, path: "/v1/scale", query: query})
+}
+
 // DeadLetterFilter selects the dead letters that match all fields. An empty field matches every
 // dead letter.
 type DeadLetterFilter struct {

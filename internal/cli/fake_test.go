@@ -82,6 +82,7 @@ func newFakeAPI(t *testing.T) *fakeAPI {
 	mux.HandleFunc("PATCH /v1/tenants/{id}", f.patchTenant)
 	limits := httpapi.New(httpapi.Options{Backend: f.limits})
 	mux.Handle("/v1/limits", limits)
+	mux.Handle("/v1/scale", limits)
 	mux.Handle("PATCH /v1/types/{type}", limits)
 	mux.HandleFunc("PUT /v1/workers/{id}", f.resizeWorker)
 	mux.HandleFunc("GET /v1/guards", f.listGuards)

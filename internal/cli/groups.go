@@ -279,7 +279,7 @@ func newType(r *Root) *cobra.Command {
 		return err != nil || slices.ContainsFunc(stats.Types, func(t api.TypeStats) bool { return t.Type == typ })
 	}
 	return parentCommand("type", "Show, limit, pause and resume job types; `stats` shows those that are paused",
-		newTypeShow(r), newTypeSet(r),
+		newTypeShow(r), newTypeScale(r), newTypeSet(r),
 		newPause(r, "type", (*client.API).PauseType, known, "Type %s is unknown: it has neither jobs nor workers."),
 		newResume(r, "type", (*client.API).ResumeType))
 }

@@ -226,6 +226,31 @@ func newTypeShow(r *Root) *cobra.Command {
 	}
 }
 
+func newTypeScale(r *Root) *cobra.Command {
+	drain := api.DefaultDrain
+	cmd := &cobra.Command{
+		Use:   "scale TYPE [--drain 1m]",
+		Short: "Show how many slots of workers the jobs of a type could use",
+		Args:  requireID("type"),
+		RunE: ask(r, func(ctx context.Context, a *client.API, args []string) (api.Scale, error) {
+			return a.Scale(ctx, drain, args...)
+		}, func(t table, s api.Scale) {
+			t.row("Type", s.Type)
+			t.row("Backlog", thousands(s.Backlog))
+			t.row("Runnable", thousands(s.Runnable))
+			t.row("Mean run time", time.Duration(s.MeanRunMS*float64(time.Millisecond)).Round(time.Microsecond))
+			t.row("Bound by limits", yesNo(s.RateBound))
+			t.row("Slots now", thousands(s.SlotsNow))
+			t.row("Slots wanted", thousands(s.SlotsWanted))
+			if sample := s.Sample; sample != nil {
+				t.row("Error", fmt.Sprintf("±%.0f%%: %s of %s tenants were looked at", 100*sample.Error, thousands(sample.LookedAt), thousands(sample.Tenants)))
+			}
+		}),
+	}
+	cmd.Flags().DurationVar(&drain, "drain", drain, "time within which the jobs that wait should end")
+	return cmd
+}
+
 func newTypeSet(r *Root) *cobra.Command {
 	var rps, inFlight int64
 	var clearAll bool

@@ -269,6 +269,7 @@ const (
 	loadNonReady = "non_ready"
 	loadStale    = "stale"
 	loadLost     = "lost"
+	loadMeanRun  = "est"
 )
 
 // Rate is the hash rate: the limit of all tenants, the partition's quota, and partition-wide marks.

@@ -177,6 +177,15 @@ func (v values) str(i int) string {
 
 func (v values) num(i int) int64 { return integer(v.str(i)) }
 
+// decimal returns 0 for a field that is absent or no number.
+func (v values) decimal(i int) float64 {
+	n, err := strconv.ParseFloat(v.str(i), 64)
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
 // has reports whether a field exists.
 func (v values) has(i int) bool { return i < len(v) && v[i] != nil }
 

@@ -21,8 +21,8 @@ var needs = map[string]need{
 			"publish", "scan", "scard", "set", "setnx", "strlen",
 			"subscribe", "time", "unsubscribe", "wait", "xack", "xadd",
 			"xautoclaim", "xdel", "xgroup|create", "xlen", "xpending", "xrange",
-			"xreadgroup", "xrevrange", "zcard", "zcount", "zrange", "zrangebylex",
-			"zrevrange", "zrevrangebyscore", "zscan", "zscore",
+			"xreadgroup", "xrevrange", "zcard", "zcount", "zrandmember", "zrange",
+			"zrangebylex", "zrevrange", "zrevrangebyscore", "zscan", "zscore",
 		},
 		keys: []string{
 			"activity", "auth:keys", "auth:session:*", "brokers", "dispatch:*", "guard:layout",
@@ -100,8 +100,8 @@ var needs = map[string]need{
 			"sscan", "strlen", "time", "unlink", "watch", "xadd",
 			"xdel", "xgroup|create", "xinfo|groups", "xinfo|stream", "xlen", "xpending",
 			"xrange", "xreadgroup", "xrevrange", "xtrim", "zadd", "zcard",
-			"zrange", "zrangebyscore", "zrem", "zremrangebyscore", "zrevrange", "zrevrangebyscore",
-			"zscan", "zscore",
+			"zrandmember", "zrange", "zrangebyscore", "zrem", "zremrangebyscore", "zrevrange",
+			"zrevrangebyscore", "zscan", "zscore",
 		},
 		keys: []string{
 			"activity", "brokers", "events", "guard:layout", "guard:{*/*}:*", "history",

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -439,6 +440,10 @@ func (f *Backend) DeadLetters(_ context.Context, q messages.DeadLetterQuery) (ap
 		return api.DeadLetterList{}, fmt.Errorf("list dead letters: cursor of another list: %w", api.ErrInvalid)
 	}
 	return api.DeadLetterList{}, f.Err
+}
+
+func (f *Backend) Scale(_ context.Context, types []string, drain time.Duration) (api.Scale, error) {
+	return api.Scale{Type: strings.Join(types, ","), SlotsWanted: int64(drain.Seconds())}, f.Err
 }
 
 func (f *Backend) Stats(context.Context) (api.Stats, error) {

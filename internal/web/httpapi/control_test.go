@@ -126,6 +126,20 @@ func TestBusiestTenants(t *testing.T) {
 	}
 }
 
+// TestScale: types have commas between them, and what is no type or no drain time is refused.
+func TestScale(t *testing.T) {
+	h := httpapi.New(options(apitest.NewBackend()))
+	require.Equal(t, api.Scale{Type: "A", SlotsWanted: 60}, decode[api.Scale](t, call(t, h, "GET", "/v1/scale?type=A", "")))
+	require.Equal(t, api.Scale{Type: "A,B", SlotsWanted: 300},
+		decode[api.Scale](t, call(t, h, "GET", "/v1/scale?type=B,A,B&drain=5m", "")))
+	for query, field := range map[string]string{
+		"": "type", "type=": "type", "type=A,": "type", "type=a%20b": "type", "type=" + strings.Repeat("A,", 100) + "B": "type",
+		"type=A&drain=60": "drain", "type=A&drain=0s": "drain", "type=A&drain=25h": "drain",
+	} {
+		requireProblem(t, call(t, h, "GET", "/v1/scale?"+query, ""), 422, field)
+	}
+}
+
 func TestHistory(t *testing.T) {
 	f := apitest.NewBackend()
 	h := httpapi.New(options(f))

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -317,6 +318,24 @@ func (s *server) getStats(r *http.Request) (api.Stats, error) {
 
 // defaultHistory is how many minutes of the history an answer has if the request names no number.
 const defaultHistory = 60
+
+func getScale(b Backend) func(*http.Request) (api.Scale, error) {
+	return func(r *http.Request) (api.Scale, error) {
+		types, drain := strings.Split(r.URL.Query().Get("type"), ","), api.DefaultDrain
+		if len(types) > api.MaxScaleTypes || slices.ContainsFunc(types, func(t string) bool { return !api.ValidID(t) }) {
+			return api.Scale{}, invalidField("type", fmt.Sprintf("must be a type, or up to %d with commas between them", api.MaxScaleTypes))
+		}
+		if text := r.URL.Query().Get("drain"); text != "" {
+			var err error
+			if drain, err = time.ParseDuration(text); err != nil || drain < api.MinDrain || drain > api.MaxDrain {
+				return api.Scale{}, invalidField("drain", fmt.Sprintf(
+					"must be a time from %s to %s, such as 60s", api.MinDrain, api.MaxDrain))
+			}
+		}
+		slices.Sort(types)
+		return b.Scale(r.Context(), slices.Compact(types), drain)
+	}
+}
 
 func getHistory(b Backend) func(*http.Request) (api.History, error) {
 	return func(r *http.Request) (api.History, error) {

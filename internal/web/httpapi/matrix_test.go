@@ -169,6 +169,7 @@ var wants = map[string]int{
 	"POST /v1/tenants/{id}/resume":                 202,
 	"POST /v1/types/{type}/pause":                  202,
 	"POST /v1/types/{type}/resume":                 202,
+	"GET /v1/scale":                                422, // without a type
 	"POST /v1/operations":                          201,
 	"POST /v1/callbacks/redeliver":                 202,
 	"POST /v1/callbacks/{callback}/redeliver":      202,
@@ -557,6 +558,7 @@ func TestDocumentAndTypesAgree(t *testing.T) {
 		{"CallbackSecret", api.CallbackSecret{}, false}, {"Callback", api.Callback{}, false}, {"CallbackList", api.CallbackList{}, false},
 		{"Redelivered", api.Redelivered{}, false}, {"WebhookEvent", api.WebhookEvent{}, false},
 		{"TypeStats", api.TypeStats{}, false}, {"WorkerStatus", api.WorkerStatus{}, false},
+		{"Scale", api.Scale{}, false},
 	} {
 		document.Agrees(t, c.schema, c.value, !c.request)
 	}

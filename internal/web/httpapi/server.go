@@ -152,6 +152,7 @@ type Backend interface {
 	ControlGuard(ctx context.Context, name, member string, do guard.Action) error
 	// Stats returns queue sizes, rates and live processes.
 	Stats(ctx context.Context) (api.Stats, error)
+	Scale(ctx context.Context, types []string, drain time.Duration) (api.Scale, error)
 	// History returns the figures of the last minutes.
 	History(ctx context.Context, minutes int) (api.History, error)
 	// Audit returns what the watchers found when they last audited their partitions.
@@ -350,6 +351,8 @@ func (s *server) routes() []route {
 		{method: get, path: "/v1/guards/health", scope: auth.ReadSystem, object: noTenant,
 			serve: show(func(r *http.Request) (api.GuardHealth, error) { return s.Backend.GuardHealth(r.Context()), nil })},
 		{method: get, path: "/v1/stats", scope: auth.ReadMetrics, object: noTenant, serve: show(s.getStats)},
+		{method: get, path: "/v1/scale", scope: auth.ReadMetrics, object: noTenant, serve: show(getScale(s.Backend)),
+			query: []string{"type", "drain"}},
 		{method: get, path: "/v1/history", scope: auth.ReadMetrics, object: noTenant,
 			serve: show(getHistory(s.Backend)), query: []string{"minutes"}},
 		{method: get, path: "/v1/audit", scope: auth.ReadSystem, object: noTenant, serve: show(getAudit(s.Backend))},
