@@ -308,7 +308,7 @@ func checkScaling(t *testing.T, r release) {
 		require.Equal(t, env["BULKACTION_WORKER_COUNT"], trigger.Metadata["targetValue"])
 		u, err := url.Parse(trigger.Metadata["url"])
 		require.NoError(t, err)
-		require.Equal(t, strings.Split(env["BULKACTION_WORKER_TYPES"], ","), u.Query()["type"])
+		require.Equal(t, env["BULKACTION_WORKER_TYPES"], u.Query().Get("type"))
 		require.Equal(t, "/v1/scale", u.Path)
 		service, ok := r["Service "+strings.Split(u.Hostname(), ".")[0]].(*core.Service)
 		require.True(t, ok, u.Host)
