@@ -133,6 +133,18 @@ browser: deps testbin ## Test the web pages in Chromium, which it installs unles
 	@bash .ci/axe $(AXE)
 	BULKACTION_TEST_BIN=$(TESTBIN) go test -tags browser -count=1 -parallel 4 ./tests/browser -axe $(AXE) $(TESTFLAGS)
 
+PROMETHEUS := $(CURDIR)/.bin/prometheus
+
+.PHONY: rules
+rules: ## Check and test the rules of Prometheus with promtool, which it fetches unless it is there
+	@bash .ci/prometheus $(PROMETHEUS)
+	$(PROMETHEUS)/promtool check rules deployments/prometheus/rules.yaml
+	cd deployments/prometheus && $(PROMETHEUS)/promtool test rules rules_test.yaml
+
+.PHONY: alerts
+alerts: rules deps testbin ## Cause each alert in a running system that a Prometheus scrapes (some minutes)
+	BULKACTION_TEST_BIN=$(TESTBIN) go test -tags alerts -count=1 -timeout 20m $(TESTFLAGS) ./tests/integration -run '^TestAlerts$$' -args -prometheus $(PROMETHEUS)/prometheus
+
 .PHONY: screenshots
 screenshots: ## Write the pictures in docs/waiting-room and docs/console
 	@mkdir -p docs/waiting-room docs/console
@@ -213,7 +225,7 @@ plots: ## Draw docs/plots/*.svg and write the tables of figures in docs, from th
 docs: ## Generate files, for example docs/configuration.md
 	go generate ./...
 
-GENERATED := docs/configuration.md internal/process/app/help.txt internal/redisx/acl/roles_gen.go deployments/redis/users.acl
+GENERATED := $(addprefix deployments/grafana/,overview.json flow.json roles.json redis.json api.json waiting-room.json) docs/configuration.md internal/process/app/help.txt internal/redisx/acl/roles_gen.go deployments/redis/users.acl
 
 .PHONY: generated
 generated: ## Check that the generated files are those of the code, and test the generator of Redis rights

@@ -13,7 +13,7 @@ type CallbackMetrics struct {
 	tries             map[string]counter // by outcome
 	duration          histogram
 	crowded, disabled counter
-	counts            atomic.Pointer[[2]int64]
+	counts            atomic.Pointer[[3]int64]
 }
 
 // NewCallbackMetrics creates the instruments of callbacks.
@@ -29,13 +29,15 @@ func NewCallbackMetrics(meter metric.Meter) *CallbackMetrics {
 		m.tries[how] = i.counter("callback_tries_total", "Tries to send a callback, by how they ended.", attribute.String("outcome", outcome))
 	}
 	pending := i.gauge("callback_pending", "Callbacks that wait for their delivery.")
+	oldest := i.gauge("callback_oldest_ms", "Age of the oldest callback that waits for its delivery.")
 	dead := i.gauge("callback_dead", "Callbacks that are not tried again by themselves.")
 	i.observe(func(o metric.Observer) {
 		if counts := m.counts.Load(); counts != nil {
 			o.ObserveInt64(pending, counts[0])
 			o.ObserveInt64(dead, counts[1])
+			o.ObserveInt64(oldest, counts[2])
 		}
-	}, pending, dead)
+	}, pending, dead, oldest)
 	return m
 }
 
@@ -51,8 +53,10 @@ func (m *CallbackMetrics) Crowded(n int64) { m.crowded.add(int(n)) }
 // Disabled counts an endpoint that was disabled.
 func (m *CallbackMetrics) Disabled() { m.disabled.add(1) }
 
-// SetCounts sets the gauges, which the leader shows.
-func (m *CallbackMetrics) SetCounts(pending, dead int64) { m.counts.Store(&[2]int64{pending, dead}) }
+// SetCounts sets the gauges, which the leader shows; oldest is the age of the oldest pending callback.
+func (m *CallbackMetrics) SetCounts(pending, dead int64, oldest time.Duration) {
+	m.counts.Store(&[3]int64{pending, dead, max(0, oldest.Milliseconds())})
+}
 
 // HideCounts stops showing the gauges until the next SetCounts.
 func (m *CallbackMetrics) HideCounts() { m.counts.Store(nil) }

@@ -240,14 +240,15 @@ func (m *WorkerMetrics) DeadLettered(reason string, n int) { m.deadLetter[reason
 type WatcherMetrics struct {
 	unserved   atomic.Int64
 	queues     atomic.Pointer[queues]
+	leads      atomic.Pointer[func() []bool]
 	violations atomic.Pointer[map[string]int]
 	deadLetter map[string]counter
 	byCode     map[string]counter
 }
 
 type queues struct {
-	ready, nonReady int64
-	backlog         []typeBacklog
+	QueueSizes
+	backlog []typeBacklog
 }
 
 type typeBacklog struct {
@@ -265,6 +266,10 @@ func NewWatcherMetrics(meter metric.Meter) *WatcherMetrics {
 	}
 	ready := i.gauge("ready_queue_size", "Jobs in ready streams that no worker has started.")
 	nonReady := i.gauge("non_ready_queue_size", "Non-ready jobs: each waits until its due time.")
+	outbox := i.gauge("outbox_size", "Changes of groups that are not in the stream of events yet.")
+	rejected := i.gauge("rejected_messages", "Messages of ingest streams that could not be read, until their retention is over.")
+	memory := must(meter.Float64ObservableGauge(NamePrefix+"redis_memory_ratio",
+		metric.WithDescription("Used part of the memory of the fullest Redis server that has a limit.")))
 	backlog := i.gauge("backlog", "Jobs that wait to run, by type.")
 	unserved := i.gauge("unserved_backlog", "Jobs that wait to run and whose type no live worker serves.")
 	runnable := i.gauge("backlog_runnable", "Jobs of the backlog that may run now, by type.")
@@ -273,14 +278,29 @@ func NewWatcherMetrics(meter metric.Meter) *WatcherMetrics {
 		if q == nil {
 			return
 		}
-		o.ObserveInt64(ready, q.ready)
-		o.ObserveInt64(nonReady, q.nonReady)
+		o.ObserveInt64(ready, int64(q.Ready))
+		o.ObserveInt64(nonReady, int64(q.NonReady))
+		o.ObserveInt64(outbox, q.Outbox)
+		o.ObserveInt64(rejected, q.Rejected)
+		o.ObserveFloat64(memory, q.MemoryRatio)
 		o.ObserveInt64(unserved, m.unserved.Load())
 		for _, b := range q.backlog {
 			o.ObserveInt64(backlog, b.jobs, b.series)
 			o.ObserveInt64(runnable, b.runnable, b.series)
 		}
-	}, ready, nonReady, backlog, runnable, unserved)
+	}, ready, nonReady, outbox, rejected, memory, backlog, runnable, unserved)
+	leader := i.gauge("leader", "1 in the watcher that leads the partition, 0 in others.")
+	i.observe(func(o metric.Observer) {
+		if leads := m.leads.Load(); leads != nil {
+			for partition, does := range (*leads)() {
+				value := int64(0)
+				if does {
+					value = 1
+				}
+				o.ObserveInt64(leader, value, metric.WithAttributes(attribute.Int("partition", partition)))
+			}
+		}
+	}, leader)
 	violations := i.gauge("audit_violations",
 		"Violations that the audit finds and that stay, by law; of the law durability those since the process leads.")
 	i.observe(func(o metric.Observer) {
@@ -307,15 +327,26 @@ func (m *WatcherMetrics) SetViolations(byLaw map[string]int) { m.violations.Stor
 // other queue gauges.
 func (m *WatcherMetrics) SetUnserved(jobs int64) { m.unserved.Store(jobs) }
 
+// ObserveLeader sets the function that the gauge leader calls: it returns for each partition whether
+// this process leads it.
+func (m *WatcherMetrics) ObserveLeader(leads func() []bool) { m.leads.Store(&leads) }
+
 // HideQueues stops showing the queue gauges until the next SetQueues, because another process, the
 // leader, shows them.
 func (m *WatcherMetrics) HideQueues() { m.queues.Store(nil) }
 
-// SetQueues replaces the values of the queue gauges: ready jobs, non-ready jobs, and by type the
+// QueueSizes are sizes of the whole installation. Outbox is in entries; MemoryRatio is 0 without a limit.
+type QueueSizes struct {
+	Ready, NonReady  int
+	Outbox, Rejected int64
+	MemoryRatio      float64
+}
+
+// SetQueues replaces the values of the queue gauges: the sizes, and by type the
 // backlog and those of its jobs that may run. A type that is missing in backlog is no longer shown. The [MaxLabels] types with the
 // largest backlog have a series each; all other types share the series [Other].
-func (m *WatcherMetrics) SetQueues(ready, nonReady int, backlog, runnable map[string]int) {
-	q := &queues{ready: int64(ready), nonReady: int64(nonReady)}
+func (m *WatcherMetrics) SetQueues(sizes QueueSizes, backlog, runnable map[string]int) {
+	q := &queues{QueueSizes: sizes}
 	types := make([]string, 0, len(backlog))
 	rest, restRunnable := 0, 0
 	for typ, jobs := range backlog {

@@ -115,7 +115,7 @@ func TestMetricNames(t *testing.T) {
 	dispatcher.TakenBack(4)
 	dispatcher.DeadLettered(5)
 	watcher := NewWatcherMetrics(tel.Meter)
-	watcher.SetQueues(5, 6, map[string]int{"SEND_EMAIL": 7, "HTTP": 0}, map[string]int{"SEND_EMAIL": 4})
+	watcher.SetQueues(QueueSizes{Ready: 5, NonReady: 6, Outbox: 9, Rejected: 10, MemoryRatio: .5}, map[string]int{"SEND_EMAIL": 7, "HTTP": 0}, map[string]int{"SEND_EMAIL": 4})
 	watcher.SetUnserved(8)
 	watcher.DeadLettered("LOST", 2)
 	watcher.DeadLettered("NO_PROCESSOR", 3)
@@ -143,10 +143,13 @@ func TestMetricNames(t *testing.T) {
 		`bulk_action_job_start_delay_ms_count 1`,
 		`bulk_action_job_start_delay_ms_sum 20`,
 		`bulk_action_non_ready_queue_size 6`,
+		`bulk_action_outbox_size 9`,
 		`bulk_action_rate_limit_allowed_total{tenant="acme"} 5`, // the sum of both roles in this process
 		`bulk_action_rate_limit_denied_total{reason="global",tenant="zeta"} 1`,
 		`bulk_action_rate_limit_denied_total{reason="per_group",tenant="acme"} 1`,
 		`bulk_action_ready_queue_size 5`,
+		`bulk_action_redis_memory_ratio 0.5`,
+		`bulk_action_rejected_messages 10`,
 		`bulk_action_unserved_backlog 8`,
 		`bulk_action_wait_congestion_ms_count 2`,
 		`bulk_action_wait_congestion_ms_sum 500`,
@@ -186,7 +189,7 @@ func TestMetricNames(t *testing.T) {
 	} {
 		want[NamePrefix+name] = "counter"
 	}
-	for _, name := range []string{"ready_queue_size", "non_ready_queue_size", "backlog", "backlog_runnable", "unserved_backlog", "worker_pool_size", "worker_pool_active", "worker_pool_idle"} {
+	for _, name := range []string{"ready_queue_size", "non_ready_queue_size", "outbox_size", "rejected_messages", "redis_memory_ratio", "backlog", "backlog_runnable", "unserved_backlog", "worker_pool_size", "worker_pool_active", "worker_pool_idle"} {
 		want[NamePrefix+name] = "gauge"
 	}
 	for _, name := range []string{"dispatch_cycle_duration_ms", "worker_job_duration_ms", "job_start_delay_ms", "wait_fairness_ms", "wait_rate_ms", "wait_congestion_ms"} {
@@ -254,7 +257,7 @@ func TestBacklogTypesAreBounded(t *testing.T) {
 	for n := range MaxLabels + 2 {
 		backlog[fmt.Sprintf("T%03d", n)] = 10 + n
 	}
-	watcher.SetQueues(0, 0, backlog, map[string]int{Other: 1, "T000": 2, "T065": 3})
+	watcher.SetQueues(QueueSizes{}, backlog, map[string]int{Other: 1, "T000": 2, "T065": 3})
 	samples, _ := scrape(t, tel)
 	require.Contains(t, samples, `bulk_action_backlog{type="T065"} 75`)
 	require.Contains(t, samples, `bulk_action_backlog{type="other"} 22`, "its own 1 and the two smallest")
@@ -262,10 +265,10 @@ func TestBacklogTypesAreBounded(t *testing.T) {
 	require.Contains(t, samples, `bulk_action_backlog_runnable{type="other"} 3`)
 	require.NotContains(t, strings.Join(samples, "\n"), `"T001"`)
 
-	watcher.SetQueues(0, 0, map[string]int{"HTTP": 3}, nil)
+	watcher.SetQueues(QueueSizes{}, map[string]int{"HTTP": 3}, nil)
 	samples, _ = scrape(t, tel)
 	samples = slices.DeleteFunc(samples, func(s string) bool { return strings.Contains(s, "dead_letter") })
-	require.Equal(t, []string{`bulk_action_backlog_runnable{type="HTTP"} 0`, `bulk_action_backlog{type="HTTP"} 3`, `bulk_action_non_ready_queue_size 0`, `bulk_action_ready_queue_size 0`, `bulk_action_unserved_backlog 0`}, samples)
+	require.Equal(t, []string{`bulk_action_backlog_runnable{type="HTTP"} 0`, `bulk_action_backlog{type="HTTP"} 3`, `bulk_action_non_ready_queue_size 0`, `bulk_action_outbox_size 0`, `bulk_action_ready_queue_size 0`, `bulk_action_redis_memory_ratio 0`, `bulk_action_rejected_messages 0`, `bulk_action_unserved_backlog 0`}, samples)
 
 	watcher.HideQueues()
 	samples, _ = scrape(t, tel)

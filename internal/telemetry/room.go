@@ -71,6 +71,7 @@ func NewRoomMetrics(meter metric.Meter) *RoomMetrics {
 	}
 	m.clockOff = must(meter.Int64Counter(NamePrefix+"room_clock_off_total",
 		metric.WithDescription("Seconds in which the broker's clock was more than 2 s off Redis's.")))
+	m.clockOff.Add(context.Background(), 0)
 	ms := func(name, help string) metric.Float64Histogram {
 		return must(meter.Float64Histogram(NamePrefix+"room_"+name, metric.WithDescription(help),
 			metric.WithExplicitBucketBoundaries(1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 30000)))
@@ -145,6 +146,12 @@ func (m *RoomMetrics) label(event string) string {
 			return Other
 		}
 		m.labels[event] = true
+		// Without a 0 before it, the first thing that is counted is no increase.
+		for name, counter := range m.counters {
+			if name != RoomRefused { // which has another label
+				counter.Add(context.Background(), 0, metric.WithAttributes(attribute.String("event", event)))
+			}
+		}
 	}
 	return event
 }

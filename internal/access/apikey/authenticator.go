@@ -38,6 +38,8 @@ const (
 var (
 	// ErrInvalid means that the token is not that of a valid key. The API answers 401.
 	ErrInvalid = errors.New("the API key is not valid")
+	// ErrExpired is an ErrInvalid: the key has expired.
+	ErrExpired = fmt.Errorf("%w: it has expired", ErrInvalid)
 	errUnknown = fmt.Errorf("%w", ErrInvalid) // no key in Redis has this hash
 	// ErrUnavailable means that it is not known whether the key is valid, because the keys can't be
 	// read from Redis, as while it is away. The API answers 503.
@@ -260,7 +262,7 @@ func (c copied) find(hash auth.Hash, now time.Time) (stored, error) {
 	case r.err != nil:
 		return stored{}, fmt.Errorf("%w: the server can't read its record", ErrInvalid)
 	case r.Expired(now):
-		return stored{}, fmt.Errorf("%w: it has expired", ErrInvalid)
+		return stored{}, ErrExpired
 	}
 	return r, nil
 }

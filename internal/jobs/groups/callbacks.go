@@ -486,14 +486,14 @@ func (a *endpoints) send(ctx context.Context, ids []string, tenant string) (done
 	return done, refused, full, apiError(err)
 }
 
-// CountCallbacks returns how many callbacks of all tenants are pending and dead.
-func (s *Store) CountCallbacks(ctx context.Context) (pending, dead int64, err error) {
+// CountCallbacks counts the callbacks of all tenants.
+func (s *Store) CountCallbacks(ctx context.Context) (all ledger.CallbackCounts, err error) {
 	for _, p := range s.space.All() {
-		waiting, died, err := ledger.CountCallbacks(ctx, s.conn.Cmd, p)
+		n, err := ledger.CountCallbacks(ctx, s.conn.Cmd, p)
 		if err != nil {
-			return 0, 0, err
+			return all, err
 		}
-		pending, dead = pending+waiting, dead+died
+		all.Add(n)
 	}
-	return pending, dead, nil
+	return all, nil
 }

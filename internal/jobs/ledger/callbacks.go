@@ -276,28 +276,49 @@ func PendingCallbacks(ctx context.Context, c redis.Cmdable, p keyspace.Partition
 	return n, nil
 }
 
-// CountCallbacks returns how many callbacks of a partition are pending and dead.
-func CountCallbacks(ctx context.Context, c redis.Cmdable, p keyspace.Partition) (pending, dead int64, err error) {
+// CallbackCounts are the callbacks that are pending and dead. Oldest is when the oldest pending one was
+// added; zero: there is none.
+type CallbackCounts struct {
+	Pending, Dead int64
+	Oldest        time.Time
+}
+
+// Add adds the counts of another partition.
+func (n *CallbackCounts) Add(o CallbackCounts) {
+	n.Pending, n.Dead = n.Pending+o.Pending, n.Dead+o.Dead
+	if n.Oldest.IsZero() || !o.Oldest.IsZero() && o.Oldest.Before(n.Oldest) {
+		n.Oldest = o.Oldest
+	}
+}
+
+// CountCallbacks counts the callbacks of a partition.
+func CountCallbacks(ctx context.Context, c redis.Cmdable, p keyspace.Partition) (n CallbackCounts, err error) {
 	queues, err := CallbackQueues(ctx, c, p)
 	if err != nil {
-		return 0, 0, err
+		return n, err
 	}
 	var died *redis.IntCmd
-	cards := make([]*redis.IntCmd, len(queues))
+	cards, first := make([]*redis.IntCmd, len(queues)), make([]*redis.ZSliceCmd, len(queues))
 	_, err = c.Pipelined(ctx, func(pipe redis.Pipeliner) error {
 		died = pipe.ZCard(ctx, p.DeadCallbacks())
 		for i, queue := range queues {
 			cards[i] = pipe.ZCard(ctx, p.CallbackQueue(queue))
+			first[i] = pipe.ZRangeWithScores(ctx, p.CallbackAges(queue), 0, 0)
 		}
 		return nil
 	})
 	if err != nil {
-		return 0, 0, fmt.Errorf("count callbacks: %w", err)
+		return n, fmt.Errorf("count callbacks: %w", err)
 	}
-	for _, card := range cards {
-		pending += card.Val()
+	n.Dead = died.Val()
+	for i, card := range cards {
+		queue := CallbackCounts{Pending: card.Val()}
+		if z := first[i].Val(); len(z) > 0 {
+			queue.Oldest = time.UnixMilli(int64(z[0].Score))
+		}
+		n.Add(queue)
 	}
-	return pending, died.Val(), nil
+	return n, nil
 }
 
 // CallbackQueues returns the names of the queues that are not empty, by the time at which they are due.

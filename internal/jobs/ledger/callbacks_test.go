@@ -240,9 +240,10 @@ func TestCallbacksAreBounded(t *testing.T) {
 		require.Equal(w, []string{"pending"}, w.callbackStates("d"))
 		require.Equal(w, map[string]string{"acme": "200", "globex": "10"}, w.c.HGetAll(w.Context(), w.p.CallbackBytes()).Val())
 
-		pending, dead, err := ledger.CountCallbacks(w.Context(), w.c, w.p)
+		n, err := ledger.CountCallbacks(w.Context(), w.c, w.p)
 		require.NoError(w, err)
-		require.Equal(w, []int64{2, 6}, []int64{pending, dead})
+		require.Equal(w, []int64{2, 6}, []int64{n.Pending, n.Dead})
+		require.WithinDuration(w, time.Now(), n.Oldest, time.Hour)
 		for _, c := range w.claim(10, 2, nil) {
 			require.True(w, w.ended(c, ledger.Delivered, 0))
 		}

@@ -54,6 +54,23 @@ func (e *OutboxEntry) Ended() *Move {
 // Text returns the whole entry, for a person to read.
 func (e *OutboxEntry) Text() string { return fmt.Sprint(e.values) }
 
+// OutboxSize returns how many entries the outboxes of all partitions have.
+func OutboxSize(ctx context.Context, c redis.Cmdable, space keyspace.Space) (size int64, err error) {
+	sizes, err := c.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+		for _, p := range space.All() {
+			pipe.XLen(ctx, p.Outbox())
+		}
+		return nil
+	})
+	if err != nil {
+		return 0, fmt.Errorf("read the size of the outbox: %w", err)
+	}
+	for _, n := range sizes {
+		size += n.(*redis.IntCmd).Val()
+	}
+	return size, nil
+}
+
 // ReadOutbox reads the oldest entries of the outbox, at most n of them, in at most two round trips.
 func ReadOutbox(ctx context.Context, c redis.Cmdable, p keyspace.Partition, n int) ([]OutboxEntry, error) {
 	var read *redis.XMessageSliceCmd

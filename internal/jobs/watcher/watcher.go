@@ -25,6 +25,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/audit"
 	"github.com/bulkaction/bulkaction/internal/jobs/callbacks"
 	"github.com/bulkaction/bulkaction/internal/jobs/groups"
+	"github.com/bulkaction/bulkaction/internal/jobs/groups/backpressure"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/jobs/operations"
 	"github.com/bulkaction/bulkaction/internal/redisx"
@@ -134,6 +135,13 @@ func (w *Watcher) Run(ctx context.Context) error {
 		r.Loop("unserved types", "", (&unservedTypes{partition: part}).step)
 		r.Loop("reduce failures", "", part.reduceFailures)
 	}
+	w.metrics.ObserveLeader(func() []bool {
+		leads := make([]bool, len(partitions))
+		for i, part := range partitions {
+			leads[i] = part.leads() != 0
+		}
+		return leads
+	})
 	r.Every("queue gauges", measureEvery, partitions[0].measure)
 	if w.cfg.Guards != nil {
 		r.Every("guard gauges", measureGuardsEvery, partitions[0].measureGuards)
@@ -179,21 +187,28 @@ func (p *partition) measure(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var ready, nonReady int
+	sizes := telemetry.QueueSizes{Rejected: st.Rejected, MemoryRatio: backpressure.Ratio(st.Memory)}
+	if sizes.Outbox, err = ledger.OutboxSize(ctx, p.Conn.Cmd, p.Space); err != nil {
+		return err
+	}
 	var unserved int64
 	backlog, runnable := make(map[string]int, len(st.Types)), make(map[string]int, len(st.Types))
 	for _, t := range st.Types {
-		ready += int(t.Ready)
-		nonReady += int(t.NonReady)
+		sizes.Ready += int(t.Ready)
+		sizes.NonReady += int(t.NonReady)
 		backlog[t.Type], runnable[t.Type] = int(t.Backlog), int(t.Runnable)
 		if t.Workers == 0 {
 			unserved += t.Backlog
 		}
 	}
 	p.metrics.SetUnserved(unserved)
-	p.metrics.SetQueues(ready, nonReady, backlog, runnable)
-	if pending, dead, err := p.store.CountCallbacks(ctx); err == nil {
-		p.callbacks.SetCounts(pending, dead)
+	p.metrics.SetQueues(sizes, backlog, runnable)
+	if n, err := p.store.CountCallbacks(ctx); err == nil {
+		var oldest time.Duration
+		if !n.Oldest.IsZero() {
+			oldest = at.Sub(n.Oldest)
+		}
+		p.callbacks.SetCounts(n.Pending, n.Dead, oldest)
 	}
 	return p.store.Record(ctx, at, st)
 }

@@ -42,6 +42,7 @@ func (b Base) of(p *app.Process) stage.Process {
 		newest[part.Name] = part.Newest
 	}
 	limits := configured(p.Config)
+	telemetry.ShowBuild(p.Tel.Meter, app.Version(), p.Role)
 	return stage.Process{
 		ID: p.Instance, Version: app.Version(), Layouts: newest, Limits: &limits, Conn: b.Conn, Space: b.Space, Tel: p.Tel,
 	}

@@ -376,6 +376,7 @@ func (o Own) Broker(ctx context.Context, p *app.Process, b Base) error {
 		Metrics: roomapi.Metrics{
 			SlowReader: func(event string) { role.Metrics().Count(telemetry.RoomSlowReaders, event, 1) },
 			Refused:    role.Metrics().Refused,
+			Served:     telemetry.NewServerMetrics(p.Tel.Meter).Served,
 		},
 	}
 	if c.Identity == "header" {

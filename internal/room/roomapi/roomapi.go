@@ -97,6 +97,8 @@ type Metrics struct {
 	// busy, draining, redis_away, rate, connections, cross_site or identity. event is "" if it is
 	// not known to exist.
 	Refused func(event, reason string)
+	// Served records a request that has ended; status 0: nothing was answered. nil: none are recorded.
+	Served func(r *http.Request, status int, took time.Duration)
 }
 
 // API is the handler of all requests. Make it with New.
@@ -175,8 +177,37 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	h["Cache-Control"] = noStore
 	h["X-Content-Type-Options"] = noSniff
-	a.mux.ServeHTTP(w, r)
+	if a.metrics.Served == nil {
+		a.mux.ServeHTTP(w, r)
+		return
+	}
+	answer := &answer{ResponseWriter: w}
+	defer func() { a.metrics.Served(r, answer.status, time.Since(now)) }()
+	a.mux.ServeHTTP(answer, r)
 }
+
+// answer remembers the status of an answer.
+type answer struct {
+	http.ResponseWriter
+	status int
+}
+
+func (a *answer) WriteHeader(status int) {
+	if a.status == 0 && status >= 200 {
+		a.status = status
+	}
+	a.ResponseWriter.WriteHeader(status)
+}
+
+func (a *answer) Write(p []byte) (int, error) {
+	if a.status == 0 {
+		a.status = http.StatusOK
+	}
+	return a.ResponseWriter.Write(p)
+}
+
+// Unwrap lets http.ResponseController find the wrapped writer.
+func (a *answer) Unwrap() http.ResponseWriter { return a.ResponseWriter }
 
 // bodyTimeout is the most time to read a request's body. No call needs a body.
 const bodyTimeout = 5 * time.Second

@@ -22,6 +22,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/access/activity"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
 	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/telemetry"
 	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
 
@@ -306,6 +307,7 @@ func (c *Console) authorized(scope auth.Scope, serve http.HandlerFunc) http.Hand
 		}
 		r = r.WithContext(ctx)
 		if scope != open && !p.May(scope) {
+			c.Metrics.AuthFailed(telemetry.AuthRole)
 			c.fail(w, r, errForbidden)
 			return
 		}

@@ -111,7 +111,7 @@ func (c loginPage) begin(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	form := loginForm{Next: safeNext(r.PostForm.Get("next"))}
-	p, err := c.Keys.Authenticate(r.Context(), strings.TrimSpace(r.PostForm.Get("key")), c.Proxies.ClientOf(r))
+	p, err := c.Authenticate(r, strings.TrimSpace(r.PostForm.Get("key")))
 	var many *apikey.TooManyFailuresError
 	status := http.StatusOK
 	switch {

@@ -28,6 +28,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/stage"
+	"github.com/bulkaction/bulkaction/internal/telemetry"
 	"github.com/bulkaction/bulkaction/internal/web/console"
 	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
@@ -142,6 +143,7 @@ func (g *Gateway) options() httpapi.Options {
 		KeyRPS:   c.KeyRPS,
 		Proxies:  c.Proxies,
 		Log:      g.Tel.Log,
+		Metrics:  telemetry.NewServerMetrics(g.Tel.Meter),
 		Decoder:  c.Decoder,
 		Version:  g.Version,
 		Prefix:   c.Prefix,

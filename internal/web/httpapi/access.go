@@ -17,6 +17,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/access/activity"
 	"github.com/bulkaction/bulkaction/internal/access/apikey"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
+	"github.com/bulkaction/bulkaction/internal/telemetry"
 	"github.com/bulkaction/bulkaction/internal/web"
 )
 
@@ -85,6 +86,7 @@ func (s *server) authorized(rt route, serve web.Handler) web.Handler {
 			return err
 		}
 		if !p.May(rt.scope) {
+			s.Metrics.AuthFailed(telemetry.AuthRole)
 			return web.NewProblem(api.NotAllowed,
 				"needs "+auth.WhoMay(rt.scope)+"; this one is "+string(p.Role)+ofTenant(p))
 		}
@@ -119,10 +121,11 @@ func ofTenant(p auth.Principal) string {
 func authenticate(s *server, r *http.Request) (auth.Principal, error) {
 	token, ok := auth.Bearer(r.Header)
 	if !ok {
+		s.Metrics.AuthFailed(telemetry.AuthMissing)
 		return auth.Principal{}, web.NewProblem(api.Unauthenticated,
 			"this call needs an API key in the header Authorization, as in: Bearer bkp_…")
 	}
-	p, err := s.Keys.Authenticate(r.Context(), token, s.Proxies.ClientOf(r))
+	p, err := s.Authenticate(r, token)
 	var many *apikey.TooManyFailuresError
 	switch {
 	case errors.As(err, &many):
@@ -131,6 +134,21 @@ func authenticate(s *server, r *http.Request) (auth.Principal, error) {
 		err = web.NewProblem(api.Unauthenticated, err.Error())
 	case errors.Is(err, apikey.ErrUnavailable):
 		err = web.RetryLater(api.StoreUnavailable, time.Second, err.Error())
+	}
+	return p, err
+}
+
+// Authenticate returns the principal of an API key, as Keys does, and counts failures.
+func (s Shared) Authenticate(r *http.Request, token string) (auth.Principal, error) {
+	p, err := s.Keys.Authenticate(r.Context(), token, s.Proxies.ClientOf(r))
+	var many *apikey.TooManyFailuresError
+	switch {
+	case errors.As(err, &many):
+		s.Metrics.AuthFailed(telemetry.AuthTooMany)
+	case errors.Is(err, apikey.ErrExpired):
+		s.Metrics.AuthFailed(telemetry.AuthExpired)
+	case errors.Is(err, apikey.ErrInvalid):
+		s.Metrics.AuthFailed(telemetry.AuthUnknown)
 	}
 	return p, err
 }

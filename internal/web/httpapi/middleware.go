@@ -48,10 +48,12 @@ func (s *server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 				v = nil
 			}
 		}
+		took := time.Since(start)
 		s.Log.LogAttrs(context.WithoutCancel(r.Context()), slog.LevelDebug, "request served",
 			slog.String("request_id", id), slog.String("method", r.Method), slog.String("path", r.URL.Path),
-			slog.Int("status", w.status), slog.Int64("bytes", w.bytes), slog.Duration("took", time.Since(start)),
+			slog.Int("status", w.status), slog.Int64("bytes", w.bytes), slog.Duration("took", took),
 			slog.String("key", w.keyID))
+		s.Metrics.Served(r, w.status, took)
 		if v != nil {
 			// Break the connection, so that the client does not mistake a part of the answer for
 			// the whole.

@@ -14,6 +14,7 @@ import (
 	"github.com/bulkaction/bulkaction/guard"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
 	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/telemetry"
 	"github.com/bulkaction/bulkaction/internal/web"
 )
 
@@ -171,7 +172,8 @@ type Options struct {
 	// Activity is the activity log, which records changes before they are carried out, except
 	// submissions and appends. nil: nothing is recorded, and the API has no call that reads the log.
 	Activity Activity
-	Log      *slog.Logger // nil: nothing is logged
+	Log      *slog.Logger             // nil: nothing is logged
+	Metrics  *telemetry.ServerMetrics // nil: nothing is measured
 	Decoder  messages.Decoder
 	Version  string      // shown by GET /
 	TLS      *tls.Config // a server made by NewServer speaks https; nil: http

@@ -84,7 +84,9 @@ type answerKey struct{}
 // withAnswer wraps the handler of Options.UI: answerOf finds the answer to each of its requests.
 func withAnswer(ui http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		ui.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), answerKey{}, w)))
+		inner := r.WithContext(context.WithValue(r.Context(), answerKey{}, w))
+		defer func() { r.Pattern = inner.Pattern }() // for the metrics of requests
+		ui.ServeHTTP(w, inner)
 	})
 }
 
