@@ -16,6 +16,8 @@ import (
 	keda "github.com/kedacore/keda/v2/apis/keda/v1alpha1"
 	monitoring "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	"github.com/stretchr/testify/require"
+	"helm.sh/helm/v3/pkg/chart/loader"
+	"helm.sh/helm/v3/pkg/chartutil"
 	apps "k8s.io/api/apps/v1"
 	core "k8s.io/api/core/v1"
 	networking "k8s.io/api/networking/v1"
@@ -358,6 +360,16 @@ func TestFull(t *testing.T) {
 		require.Equal(t, int32(2), *d.Spec.Replicas)
 		budget := plain["PodDisruptionBudget "+d.Name].(*policy.PodDisruptionBudget)
 		require.Equal(t, map[bool]string{true: "25%", false: "1"}[role(d) == "worker"], budget.Spec.MaxUnavailable.String())
+	}
+}
+
+// TestKubeVersion: the versions that clouds report are accepted, and older ones than the chart needs are not.
+func TestKubeVersion(t *testing.T) {
+	t.Parallel()
+	c, err := loader.LoadDir(filepath.Join(root, chartDir))
+	require.NoError(t, err)
+	for version, want := range map[string]bool{"v1.26.9": false, "v1.27.0": true, "v1.31.4-gke.100": true, "v1.34.1-eks-1a2b3c": true} {
+		require.Equal(t, want, chartutil.IsCompatibleRange(c.Metadata.KubeVersion, version), version)
 	}
 }
 

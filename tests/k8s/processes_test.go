@@ -84,9 +84,9 @@ type cluster struct {
 	processes map[string]*proctest.Process // by the names of their Deployments
 }
 
-func newCluster(t *testing.T, values string) *cluster {
+func newCluster(t *testing.T, values []byte) *cluster {
 	t.Helper()
-	r, _ := decode(t, read(t, values))
+	r, _ := decode(t, values)
 	dir := t.TempDir()
 	file := func(name, content string) string {
 		path := filepath.Join(dir, name)
@@ -143,12 +143,19 @@ func (c *cluster) deployment(name string) *apps.Deployment {
 	return c.release["Deployment "+name].(*apps.Deployment)
 }
 
-// start starts one process of each Deployment.
-func (c *cluster) start() {
+// run starts a process of a Deployment.
+func (c *cluster) run(d *apps.Deployment) *proctest.Process {
+	command := d.Spec.Template.Spec.Containers[0].Command
+	require.Equal(c.t, "/usr/local/bin/bulkaction", command[0])
+	return proctest.Start(c.t, "bulkaction", c.here(d), command[1:]...)
+}
+
+// start starts one process of each Deployment whose role is not left out.
+func (c *cluster) start(without string) {
 	for _, d := range all[*apps.Deployment](c.release) {
-		command := d.Spec.Template.Spec.Containers[0].Command
-		require.Equal(c.t, "/usr/local/bin/bulkaction", command[0])
-		c.processes[d.Name] = proctest.Start(c.t, "bulkaction", c.here(d), command[1:]...)
+		if role(d) != without {
+			c.processes[d.Name] = c.run(d)
+		}
 	}
 }
 
@@ -192,8 +199,8 @@ func TestProcesses(t *testing.T) {
 	for _, file := range []string{"values/default.yaml", "values/full.yaml"} {
 		t.Run(filepath.Base(file), func(t *testing.T) {
 			t.Parallel()
-			c := newCluster(t, file)
-			c.start()
+			c := newCluster(t, read(t, file))
+			c.start("")
 			for name, p := range c.processes {
 				c.probes(name, p)
 			}
