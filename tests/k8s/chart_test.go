@@ -425,6 +425,10 @@ func TestWrongValues(t *testing.T) {
 		{"workers: [{name: a, env: {BULKACTION_WORKER_TYPES: A}}]", "set types of each entry of workers"},
 		{"workers: [{name: a, scaling: {enabled: true}}]", "must name its types"},
 		{"workers: [{name: a, types: [A], scaling: {enabled: true, min: 5, max: 2}}]", "scaling.min is above scaling.max"},
+		{
+			"workers: [{name: a, types: [A, B], scaling: {enabled: true}}, {name: b, types: [B], scaling: {enabled: true}}]",
+			"the type B is in two entries with scaling",
+		},
 		{"networkPolicy: {internetExcept: [private]}", "networkPolicy/internetExcept/0"},
 		{"monitoring: {grafana: {enabled: 'yes'}}", "monitoring/grafana/enabled"},
 	} {

@@ -53,7 +53,7 @@ app.kubernetes.io/part-of: bulkaction
 {{- if not (or .Values.redis.url .Values.redis.urlSecret.name) }}{{ fail "redis.url or redis.urlSecret.name must be set" }}{{ end }}
 {{- if and .Values.redis.usersSecret (or .Values.redis.username .Values.redis.passwordSecret.name) }}{{ fail "redis.usersSecret gives each role its user: leave redis.username and redis.passwordSecret.name empty" }}{{ end }}
 {{- if and .Values.broker.enabled (not (and .Values.broker.publicURL .Values.broker.tokenKeysSecret.name)) }}{{ fail "broker.enabled needs broker.publicURL and broker.tokenKeysSecret.name" }}{{ end }}
-{{- $names := dict }}
+{{- $names := dict }}{{ $scaled := dict }}
 {{- range $entry := .Values.workers }}
 {{- if hasKey $names .name }}{{ fail (printf "workers: two entries have the name %s: give each a name of its own" .name) }}{{ end }}
 {{- $_ := set $names .name true }}
@@ -61,6 +61,10 @@ app.kubernetes.io/part-of: bulkaction
 {{- if or (hasKey $.Values.env $variable) (hasKey (default dict $entry.env) $variable) }}{{ fail (printf "env: set %s of each entry of workers instead of %s" $key $variable) }}{{ end }}
 {{- end }}
 {{- with .scaling }}{{ if .enabled }}
+{{- range $entry.types }}
+{{- if hasKey $scaled . }}{{ fail (printf "workers: the type %s is in two entries with scaling: each would start processes for all of its jobs" .) }}{{ end }}
+{{- $_ := set $scaled . true }}
+{{- end }}
 {{- if gt (int (default 1 .min)) (int (default 20 .max)) }}{{ fail "workers: scaling.min is above scaling.max" }}{{ end }}
 {{- end }}{{ end }}
 {{- if and (default dict .scaling).enabled (not .types) }}{{ fail (printf "workers: the entry %s has scaling, so it must name its types" .name) }}{{ end }}
