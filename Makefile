@@ -97,6 +97,7 @@ vet: ## Run go vet
 	go vet -tags browser ./tests/browser
 	go vet -tags engine ./deployments/compose
 	cd bench && go vet ./...
+	cd tests/k8s && go vet ./...
 
 .PHONY: lint
 lint: lint-tool ## Check the format and the rules in .golangci.yml
@@ -136,6 +137,14 @@ integration: deps testbin ## Run the tests across processes, and the commands of
 	BULKACTION_TEST_BIN=$(TESTBIN) go test -timeout 20m -p $(PARALLEL) -parallel $(PARALLEL) $(TESTFLAGS) ./tests/integration ./tests/chaos
 
 AXE := $(CURDIR)/.bin/axe-core-4.14.1.js
+
+.PHONY: k8s
+k8s: deps testbin ## Test the Helm chart, a Go module of its own: renders it, checks the objects, and runs its containers as processes
+	cd tests/k8s && BULKACTION_TEST_BIN=$(TESTBIN) go test -timeout 20m $(TESTFLAGS) ./...
+
+.PHONY: chart
+chart: ## Write deployments/kubernetes and the chart's copies of alerts and dashboards
+	cd tests/k8s && go run ./render
 
 .PHONY: browser
 browser: deps testbin ## Test the web pages in Chromium, which it installs unless it is installed; needs npm once, for axe-core
