@@ -4,7 +4,7 @@ std = {
   read_globals = {
     'KEYS', 'ARGV',
     'ipairs', 'next', 'pairs', 'pcall', 'select', 'tonumber', 'tostring', 'type', 'unpack',
-    redis = { fields = { 'acl_check_cmd', 'call', 'pcall' } },
+    redis = { fields = { 'acl_check_cmd', 'call', 'pcall', 'sha1hex' } },
     cjson = { fields = { 'decode', 'encode' } },
     math = { fields = { 'abs', 'ceil', 'exp', 'floor', 'huge', 'log', 'max', 'min' } },
     string = { fields = { 'byte', 'char', 'find', 'format', 'gmatch', 'gsub', 'len', 'lower', 'match', 'rep', 'sub' } },

@@ -103,6 +103,7 @@ vet: ## Run go vet
 lint: lint-tool ## Check the format and the rules in .golangci.yml
 	GOFLAGS="$$GOFLAGS -buildvcs=false" $(LINT) run $(PKG)
 	cd bench && GOFLAGS="$$GOFLAGS -buildvcs=false" $(LINT) run --config ../.golangci.yml ./...
+	cd tests/k8s && GOFLAGS="$$GOFLAGS -buildvcs=false" $(LINT) run --config ../../.golangci.yml ./...
 
 .PHONY: lua
 lua: ## Check the Lua scripts with luacheck, which it installs unless it is installed

@@ -125,9 +125,7 @@ func (e *engine) password(user string) string {
 
 func (e *engine) await(what string, happened func() bool) {
 	e.t.Helper()
-	for end := time.Now().Add(patience); !happened(); time.Sleep(200 * time.Millisecond) {
-		require.True(e.t, time.Now().Before(end), "waited %s in vain: %s", patience, what)
-	}
+	require.Eventually(e.t, happened, patience, 200*time.Millisecond, what)
 	e.t.Logf("%s %s", time.Now().Format(time.TimeOnly), what)
 }
 
