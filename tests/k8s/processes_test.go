@@ -38,12 +38,12 @@ func TestMain(m *testing.M) {
 			if err != nil {
 				panic(err)
 			}
-			defer os.RemoveAll(dir)
+			defer func() { _ = os.RemoveAll(dir) }()
 			build := exec.Command("go", "build", "-C", root, "-buildvcs=false", "-o", dir+"/", "./cmd/bulkaction")
 			if out, err := build.CombinedOutput(); err != nil {
 				panic(string(out))
 			}
-			os.Setenv(proctest.EnvBinaries, dir)
+			_ = os.Setenv(proctest.EnvBinaries, dir)
 		}
 		return proctest.Run(m)
 	}())
