@@ -31,7 +31,7 @@ func TestAPIIsCompatible(t *testing.T) {
 		return
 	}
 	broken := breaking(t, []byte(git(t, "show", tag+":"+document)), current(t))
-	require.ElementsMatch(t, accepted, broken, "the API breaks clients of %s", tag)
+	require.ElementsMatch(t, accepted, broken, "the API breaks clients of %s; if that is on purpose, say so in CHANGELOG.md and in `accepted` of this file", tag)
 }
 
 // lastRelease returns the tag of the newest release, or "" before the first one. Each version in

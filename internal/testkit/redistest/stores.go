@@ -26,15 +26,18 @@ type store struct {
 	masters int    // more than one: a Cluster
 }
 
-// stores returns the installed redis-server, a Cluster of it, and each server that EnvBinaries
-// names. The miniredis of [Stores] has a server for each test instead.
-var stores = sync.OnceValues(func() ([]store, error) {
+var stores = sync.OnceValues(func() ([]store, error) { return storesOf(os.Getenv(EnvBinaries)) })
+
+// storesOf returns the installed redis-server, a Cluster of it, and the same of each binary in a
+// value of EnvBinaries. The miniredis of [Stores] has a server for each test instead.
+func storesOf(binaries string) ([]store, error) {
 	all := []store{{name: "redis", masters: 1}, {name: "cluster", masters: 2}}
-	for _, binary := range filepath.SplitList(os.Getenv(EnvBinaries)) {
+	for _, binary := range filepath.SplitList(binaries) {
 		out, err := exec.Command(binary, "--version").Output()
 		found := regexp.MustCompile(`^(Redis|Valkey) server v=([0-9.]+) `).FindSubmatch(out)
 		if err != nil || found == nil {
-			return nil, fmt.Errorf("%s has %q, which is no Redis server: --version prints %q (%v)", EnvBinaries, binary, out, err)
+			return nil, fmt.Errorf("%s has %q, which is no Redis server: with --version it prints %q (%v)",
+				EnvBinaries, binary, out, err)
 		}
 		name := strings.ToLower(string(found[1])) + "-" + string(found[2])
 		if slices.ContainsFunc(all, func(s store) bool { return s.name == name }) {
@@ -43,7 +46,7 @@ var stores = sync.OnceValues(func() ([]store, error) {
 		all = append(all, store{name, binary, 1}, store{name + "-cluster", binary, 2})
 	}
 	return all, nil
-})
+}
 
 // Stores runs a contract test on each kind of server that the product is checked with: the shared
 // redis-server, a shared Cluster of two masters, miniredis, and the servers of EnvBinaries, alone
