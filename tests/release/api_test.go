@@ -70,7 +70,7 @@ func TestBreakingChangesAreFound(t *testing.T) {
 		"a new optional field in a response": {func(_ *testing.T, s *openapi3.T) {
 			s.Components.Schemas["Group"].Value.Properties["novel"] = openapi3.NewStringSchema().NewRef()
 		}, ""},
-		"a removed route": {func(_ *testing.T, s *openapi3.T) { s.Paths.Delete("/v1/groups/{id}") }, "/v1/groups/{id}"},
+		"a removed route":  {func(_ *testing.T, s *openapi3.T) { s.Paths.Delete("/v1/groups/{id}") }, "/v1/groups/{id}"},
 		"a removed method": {func(_ *testing.T, s *openapi3.T) { group(s).Get = nil }, "/v1/groups/{id}"},
 		"a new required field of a request": {func(t *testing.T, s *openapi3.T) {
 			body := s.Paths.Find("/v1/tenants/{id}").Put.RequestBody.Value.Content["application/json"].Schema.Value
