@@ -122,7 +122,7 @@ stores: deps ## Run the contract tests of ledger, guards and rooms on all kinds 
 	go test -count=1 -timeout 30m -skip 'Model|Scenes|RedisAway' $(TESTFLAGS) $(STORES)
 
 .PHONY: release-test
-release-test: ## Test that `go install` of a version works, and that the API is compatible with the last release; needs all tags
+release-test: ## Test that `go install` of a version works (some minutes), and that the API is compatible with the last release
 	cd tests/release && go test -timeout 20m $(TESTFLAGS) ./...
 
 .PHONY: race

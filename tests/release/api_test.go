@@ -58,9 +58,9 @@ func lastRelease(t *testing.T) string {
 	return ""
 }
 
-// TestBreakingChangesAreFound changes the document in ways that break clients, and in some that
+// TestAPIBreaksAreFound changes the document in ways that break clients, and in some that
 // don't.
-func TestBreakingChangesAreFound(t *testing.T) {
+func TestAPIBreaksAreFound(t *testing.T) {
 	group := func(s *openapi3.T) *openapi3.PathItem { return s.Paths.Find("/v1/groups/{id}") }
 	for name, tc := range map[string]struct {
 		change func(t *testing.T, s *openapi3.T)
