@@ -335,8 +335,8 @@ func (u User) probes() []probe {
 func sample(pattern string) string { return strings.ReplaceAll(pattern, "*", "0") }
 
 // command returns the text of a Redis command on a key, channel or nothing, with all arguments that
-// it needs: with fewer, Redis from 8.0 on answers that it knows no such command, and Valkey 9.1
-// crashes. check_rights tests the text; nothing runs it.
+// it needs: with fewer, some versions of Redis (8.0.2, 8.6.3) answer that the command may not run,
+// and Valkey 9.1 crashes. check_rights tests the text; nothing runs it.
 func command(name, key string) string {
 	words := strings.ReplaceAll(name, "|", " ")
 	switch name {
