@@ -71,6 +71,10 @@ image: ## Build the image bulkaction:local
 compose-test: ## Test the image and compose.yaml under faults, on a Docker engine; without one it starts its own, as root on Debian
 	@.ci/compose-test $(TESTFLAGS)
 
+.PHONY: dist-check
+dist-check: ## Check that the same revision gives the same archive: build it twice, in two folders, once without a cache
+	@deployments/dist-check $(firstword $(DIST))
+
 # SBOM is the folder of make sbom.
 SBOM ?= bin/sbom
 SBOM_TOOL := github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod@v1.9.0
@@ -98,12 +102,14 @@ vet: ## Run go vet
 	go vet -tags engine ./deployments/compose
 	cd bench && go vet ./...
 	cd tests/k8s && go vet ./...
+	cd tests/release && go vet ./...
 
 .PHONY: lint
 lint: lint-tool ## Check the format and the rules in .golangci.yml
 	GOFLAGS="$$GOFLAGS -buildvcs=false" $(LINT) run $(PKG)
 	cd bench && GOFLAGS="$$GOFLAGS -buildvcs=false" $(LINT) run --config ../.golangci.yml ./...
 	cd tests/k8s && GOFLAGS="$$GOFLAGS -buildvcs=false" $(LINT) run --config ../../.golangci.yml ./...
+	cd tests/release && GOFLAGS="$$GOFLAGS -buildvcs=false" $(LINT) run --config ../../.golangci.yml ./...
 
 .PHONY: lua
 lua: ## Check the Lua scripts with luacheck, which it installs unless it is installed
@@ -118,6 +124,18 @@ check: vet lint deps ## Before a commit: format, vet, lint and short tests
 test: deps ## Run the tests of all packages but those of integration and browser; BENCH=. runs each benchmark once, too; COVER=1 prints how much of each package its tests reach
 	$(if $(COVER),set -o pipefail; )go test -p $(PARALLEL) -parallel $(PARALLEL) $(if $(COVER),-cover) $(TESTFLAGS) $(call chosen,$(TEST)) $(if $(BENCH),-args -test.bench=$(BENCH) -test.benchtime=1x)$(if $(COVER), | .ci/coverage)
 	$(if $(filter file,$(origin PKG)),cd bench && go test -timeout 20m $(TESTFLAGS) ./...)
+
+# STORES lists the packages whose contract tests run on all kinds of servers. The tests that are left
+# out run on one server of their own.
+STORES := ./guard ./internal/jobs/ledger ./internal/room/waitingroom
+
+.PHONY: stores
+stores: deps ## Run the contract tests of ledger, guards and rooms on all kinds of servers, also BULKACTION_REDIS_SERVERS=/path/a:/path/b
+	go test -count=1 -timeout 30m -skip 'Model|Scenes|RedisAway' $(TESTFLAGS) $(STORES)
+
+.PHONY: release-test
+release-test: ## Test that `go install` of a version works (some minutes), and that the API is compatible with the last release
+	cd tests/release && go test -timeout 20m $(TESTFLAGS) ./...
 
 .PHONY: race
 race: deps ## Run the tests of packages that share memory between goroutines with the race detector; PKG=./... selects

@@ -107,7 +107,7 @@ func TestAuditFindsAndRepairs(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			redistest.Both(t, func(t *testing.T, url, prefix string) {
+			redistest.Stores(t, func(t *testing.T, url, prefix string) {
 				p := newAuditedPool(t, url, prefix)
 				ctx := t.Context()
 				found, err := p.c.Audit(ctx, "pool/p")
@@ -152,7 +152,7 @@ func dump(t *testing.T, p *auditedPool) map[string]any {
 	t.Helper()
 	all := map[string]any{}
 	ctx := t.Context()
-	keys, err := p.rdb.Keys(ctx, p.base+"*").Result()
+	keys, err := redistest.Keys(ctx, p.rdb, p.base+"*")
 	require.NoError(t, err)
 	for _, key := range keys {
 		if kind := p.rdb.Type(ctx, key).Val(); kind == "hash" {
@@ -168,7 +168,7 @@ func dump(t *testing.T, p *auditedPool) map[string]any {
 // nor cooling. Repair gives it to the call that waits for a member.
 func TestRepairServesTheQueue(t *testing.T) {
 	t.Parallel()
-	redistest.Both(t, func(t *testing.T, url, prefix string) {
+	redistest.Stores(t, func(t *testing.T, url, prefix string) {
 		p := newAuditedPool(t, url, prefix)
 		ctx := t.Context()
 		p.lose(t, "d")
@@ -200,7 +200,7 @@ func TestRepairServesTheQueue(t *testing.T) {
 // violation, and a bad name is an error.
 func TestAuditReadsAllPages(t *testing.T) {
 	t.Parallel()
-	redistest.Both(t, func(t *testing.T, url, prefix string) {
+	redistest.Stores(t, func(t *testing.T, url, prefix string) {
 		_, c := newTestClient(t, url, prefix)
 		ctx := t.Context()
 		var members []Member

@@ -113,7 +113,7 @@ func TestBounds(t *testing.T) {
 
 func TestListOfGuards(t *testing.T) {
 	t.Parallel()
-	redistest.Both(t, func(t *testing.T, url, prefix string) {
+	redistest.Stores(t, func(t *testing.T, url, prefix string) {
 		_, c := newTestClient(t, url, prefix+"[x]*:")
 		ctx := t.Context()
 		_, other := newTestClient(t, url, prefix+"[x]y:") // its name would match an unescaped pattern
@@ -192,7 +192,7 @@ func boolInt(b bool) int {
 
 func TestControlErrors(t *testing.T) {
 	t.Parallel()
-	redistest.Both(t, func(t *testing.T, url, prefix string) {
+	redistest.Stores(t, func(t *testing.T, url, prefix string) {
 		_, c := newTestClient(t, url, prefix)
 		ctx := t.Context()
 		_, err := c.Pool(ctx, "p", Spec{Members: []Member{{ID: "a"}}})
@@ -217,9 +217,7 @@ func release(context.Context, *Lease) error { return nil }
 // meteredClient returns a client with metrics, and a function that reads the metrics as a map of
 // "name{label=value,...}" to values; a histogram's value is its count.
 func meteredClient(t *testing.T, url, prefix string) (*Client, func() map[string]float64) {
-	opts, err := redis.ParseURL(url)
-	require.NoError(t, err)
-	rdb := redis.NewClient(opts)
+	rdb := redis.NewUniversalClient(redistest.Options(t, url))
 	reader := sdkmetric.NewManualReader()
 	provider := sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))
 	c := New(rdb, Prefix(prefix), Meter(provider.Meter("test")), MetricPrefix("x_"))
@@ -289,7 +287,7 @@ func series(name, labels string) string {
 // connections it checks only that they are there. Names and labels are contracts.
 func TestMetrics(t *testing.T) {
 	t.Parallel()
-	redistest.Both(t, func(t *testing.T, url, prefix string) {
+	redistest.Stores(t, func(t *testing.T, url, prefix string) {
 		c, collected := meteredClient(t, url, prefix)
 		ctx := t.Context()
 		p, err := c.Pool(ctx, "p", Spec{
@@ -359,7 +357,7 @@ func TestMetrics(t *testing.T) {
 // pools and semaphores before breakers and locks.
 func TestMeasureIsBounded(t *testing.T) {
 	t.Parallel()
-	redistest.Both(t, func(t *testing.T, url, prefix string) {
+	redistest.Stores(t, func(t *testing.T, url, prefix string) {
 		c, collected := meteredClient(t, url, prefix)
 		ctx := t.Context()
 		for i := range 80 {

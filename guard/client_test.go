@@ -19,7 +19,7 @@ import (
 )
 
 // sizes counts in Redis, for a pool, all its members, its free ones, and the hashes of members.
-func sizes(t *testing.T, rdb *redis.Client, base string) [3]int64 {
+func sizes(t *testing.T, rdb redis.UniversalClient, base string) [3]int64 {
 	t.Helper()
 	hashes := map[string]bool{} // SCAN may return a key twice
 	it := rdb.Scan(t.Context(), 0, base+"m:*", 1000).Iterator()
@@ -70,7 +70,7 @@ func TestLargePool(t *testing.T) {
 // TestRev: without Spec.Rev the newest declaration of a pool wins; with it, only a declaration with
 // a higher Rev replaces the stored one.
 func TestRev(t *testing.T) {
-	redistest.Both(t, func(t *testing.T, url, prefix string) {
+	redistest.Stores(t, func(t *testing.T, url, prefix string) {
 		_, c := newTestClient(t, url, prefix)
 		declare := func(rev int64, members ...string) []string {
 			spec := Spec{Rev: rev, Lease: time.Duration(len(members)) * time.Second}
@@ -100,7 +100,7 @@ func TestRev(t *testing.T) {
 // TestOverrides: a member may have a limit, a breaker and a concurrency of its own, instead of
 // those of the pool's spec.
 func TestOverrides(t *testing.T) {
-	redistest.Both(t, func(t *testing.T, url, prefix string) {
+	redistest.Stores(t, func(t *testing.T, url, prefix string) {
 		_, c := newTestClient(t, url, prefix)
 		one := PerWindow(1, time.Hour)
 		p, err := c.Pool(t.Context(), "p", Spec{
@@ -146,7 +146,7 @@ func TestOverrides(t *testing.T) {
 // TestLimitChanges: a new rate of the same limiter kind keeps the permits that were spent. A
 // limiter of another kind begins with the permits that are left, but at most with its own number.
 func TestLimitChanges(t *testing.T) {
-	redistest.Both(t, func(t *testing.T, url, prefix string) {
+	redistest.Stores(t, func(t *testing.T, url, prefix string) {
 		_, c := newTestClient(t, url, prefix)
 		left := func(rate Rate) int64 {
 			p, err := c.Pool(t.Context(), "p", Spec{Members: []Member{{ID: "a"}}, Rate: rate})
@@ -206,13 +206,14 @@ func TestNoPublish(t *testing.T) {
 // step. The keys of a breaker that is open for 3 h live for 4 h, those of a key guard for its
 // window of 2 h or longer. Example.org and example.ORG are one key guard.
 func TestTimesToLive(t *testing.T) {
-	redistest.Both(t, func(t *testing.T, url, prefix string) {
+	redistest.Stores(t, func(t *testing.T, url, prefix string) {
 		rdb, c := newTestClient(t, url, prefix)
 		ctx := t.Context()
 		within := func(kind, name string, low, high time.Duration) {
 			t.Helper()
 			base := keyspace.GuardBase(prefix, kind, name)
-			keys := rdb.Keys(ctx, base+"*").Val()
+			keys, err := redistest.Keys(ctx, rdb, base+"*")
+			require.NoError(t, err)
 			require.NotEmpty(t, keys)
 			for _, key := range keys {
 				ttl := rdb.PTTL(ctx, key).Val()
@@ -224,7 +225,9 @@ func TestTimesToLive(t *testing.T) {
 		require.NoError(t, err)
 		within("lock", "k", 65*time.Second, 70*time.Second)
 		guard := keyspace.GuardBase(prefix, "lock", "k") + "guard"
-		for _, key := range rdb.Keys(ctx, strings.TrimSuffix(guard, "guard")+"*").Val() {
+		keys, err := redistest.Keys(ctx, rdb, strings.TrimSuffix(guard, "guard")+"*")
+		require.NoError(t, err)
+		for _, key := range keys {
 			require.NoError(t, rdb.PExpire(ctx, key, 38*time.Second).Err())
 		}
 		_, err = k.TryLock(ctx)
@@ -291,7 +294,7 @@ func TestLateAndUnknown(t *testing.T) {
 // TestQueue: calls get the member in the order in which they came. A call that gives up leaves the
 // queue.
 func TestQueue(t *testing.T) {
-	redistest.Both(t, func(t *testing.T, url, prefix string) {
+	redistest.Stores(t, func(t *testing.T, url, prefix string) {
 		rdb, c := newTestClient(t, url, prefix)
 		ctx := t.Context()
 		p, err := c.Pool(ctx, "p", Spec{Members: []Member{{ID: "a"}}, MaxQueue: 3})
@@ -351,7 +354,7 @@ func TestQueue(t *testing.T) {
 // TestTakeBack: an operator ends the lease of a member. Its holder learns that, and the ctx of the
 // function that Pool.Do runs ends with ErrLost.
 func TestTakeBack(t *testing.T) {
-	redistest.Both(t, func(t *testing.T, url, prefix string) {
+	redistest.Stores(t, func(t *testing.T, url, prefix string) {
 		_, c := newTestClient(t, url, prefix)
 		ctx := t.Context()
 		p, err := c.Pool(ctx, "p", Spec{Members: []Member{{ID: "a"}}, Lease: 300 * time.Millisecond})
@@ -385,7 +388,7 @@ func TestTakeBack(t *testing.T) {
 // TestTakeBackOfManyLeases: TakeBack ends all 400 leases of a member that is not declared any more,
 // and none of another one's. One call of its script looks at 200 leases.
 func TestTakeBackOfManyLeases(t *testing.T) {
-	redistest.Both(t, func(t *testing.T, url, prefix string) {
+	redistest.Stores(t, func(t *testing.T, url, prefix string) {
 		_, c := newTestClient(t, url, prefix)
 		ctx := t.Context()
 		spec := Spec{Members: []Member{{ID: "a"}}, Concurrency: Unbounded}
@@ -415,7 +418,7 @@ func TestTakeBackOfManyLeases(t *testing.T) {
 
 // TestBreaker: a breaker opens after failures in a row, lets one probe through, and closes.
 func TestBreaker(t *testing.T) {
-	redistest.Both(t, func(t *testing.T, url, prefix string) {
+	redistest.Stores(t, func(t *testing.T, url, prefix string) {
 		_, c := newTestClient(t, url, prefix)
 		ctx := t.Context()
 		b := c.Breaker("b", BreakerPolicy{Failures: 2, OpenFor: 100 * time.Millisecond, Successes: 1})
@@ -504,7 +507,7 @@ func TestMistakes(t *testing.T) {
 // TestLimitersAreListed: operators see the limit of a limiter after its first Take, and its keys when
 // they ask. What deals with members leaves limiters out. Of two calls, the first one registers.
 func TestLimitersAreListed(t *testing.T) {
-	redistest.Both(t, func(t *testing.T, url, prefix string) {
+	redistest.Stores(t, func(t *testing.T, url, prefix string) {
 		rdb, c := newTestClient(t, url, prefix)
 		ctx := t.Context()
 		l := c.Limiter("api", Bucket(300, time.Minute))
@@ -558,7 +561,7 @@ func TestLimitersAreListed(t *testing.T) {
 // TestOpenTimeIsOver: a breaker whose open time has passed is shown as half-open, and its member as
 // free, although no call has changed them yet in Redis.
 func TestOpenTimeIsOver(t *testing.T) {
-	redistest.Both(t, func(t *testing.T, url, prefix string) {
+	redistest.Stores(t, func(t *testing.T, url, prefix string) {
 		_, c := newTestClient(t, url, prefix)
 		ctx := t.Context()
 		open := func(name string, openFor time.Duration) api.GuardMember {
@@ -595,7 +598,7 @@ func TestOpenTimeIsOver(t *testing.T) {
 // is open. The member is not lent before the open time is over; then its breaker is closed for
 // good.
 func TestPolicyRemovedWhileOpen(t *testing.T) {
-	redistest.Both(t, func(t *testing.T, url, prefix string) {
+	redistest.Stores(t, func(t *testing.T, url, prefix string) {
 		_, c := newTestClient(t, url, prefix)
 		ctx := t.Context()
 		spec := Spec{
@@ -795,7 +798,7 @@ func TestCloseLeavesQueues(t *testing.T) {
 // TestAHeartbeatEndsNoLeaseThatItsCallHolds: after a call has got a lock, the test delivers the
 // grant to the client once more, as a heartbeat may do. The lease is still held.
 func TestAHeartbeatEndsNoLeaseThatItsCallHolds(t *testing.T) {
-	redistest.Both(t, func(t *testing.T, url, prefix string) {
+	redistest.Stores(t, func(t *testing.T, url, prefix string) {
 		_, c := newTestClient(t, url, prefix)
 		lock := c.Lock("k")
 		lease, err := lock.Lock(t.Context())
@@ -819,18 +822,17 @@ func TestMain(m *testing.M) {
 }
 
 // parallelClient is newTestClient on the shared Redis, for a parallel test.
-func parallelClient(t *testing.T) (*redis.Client, *Client) {
+func parallelClient(t *testing.T) (redis.UniversalClient, *Client) {
 	t.Helper()
 	url, prefix := redistest.Parallel(t)
 	return newTestClient(t, url, prefix)
 }
 
-func newTestClient(t *testing.T, url, prefix string, opts ...Option) (*redis.Client, *Client) {
+func newTestClient(t *testing.T, url, prefix string, opts ...Option) (redis.UniversalClient, *Client) {
 	t.Helper()
-	o, err := redis.ParseURL(url)
-	require.NoError(t, err)
+	o := redistest.Options(t, url)
 	o.DialerRetries = 1 // a server that is away is away
-	rdb := redis.NewClient(o)
+	rdb := redis.NewUniversalClient(o)
 	c := New(rdb, append([]Option{Prefix(prefix)}, opts...)...)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond) // leases may be held

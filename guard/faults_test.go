@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -24,11 +25,16 @@ const patience = 30 * time.Second
 
 // dial returns a Redis client with go-redis's default timeouts and retries, as most users of the
 // package have it.
-func dial(t *testing.T, addr string) *redis.Client {
+// dial returns a client of a server, or of a Cluster whose addresses are separated by commas.
+func dial(t *testing.T, addr string) redis.UniversalClient {
 	t.Helper()
-	rdb := redis.NewClient(&redis.Options{Addr: addr, Protocol: 2, DisableIdentity: true})
+	rdb := redis.NewUniversalClient(&redis.UniversalOptions{Addrs: strings.Split(addr, ","), Protocol: 2, DisableIdentity: true})
 	t.Cleanup(func() { _ = rdb.Close() })
 	return rdb
+}
+
+func dialURL(t *testing.T, url string) redis.UniversalClient {
+	return dial(t, strings.Join(redistest.Options(t, url).Addrs, ","))
 }
 
 func newClient(t *testing.T, rdb redis.UniversalClient, prefix string) *guard.Client {
@@ -42,25 +48,18 @@ func newClient(t *testing.T, rdb redis.UniversalClient, prefix string) *guard.Cl
 	return c
 }
 
-func addrOf(t *testing.T, url string) string {
-	t.Helper()
-	o, err := redis.ParseURL(url)
-	require.NoError(t, err)
-	return o.Addr
-}
-
 // TestFirstInFirstOut: calls get the lock in the order in which they came, over several clients,
 // although calls between them are cancelled or time out, and a client between them dies.
 func TestFirstInFirstOut(t *testing.T) {
 	t.Parallel()
-	redistest.Both(t, func(t *testing.T, url, prefix string) {
+	redistest.Stores(t, func(t *testing.T, url, prefix string) {
 		t.Parallel()
 		ctx := t.Context()
 		var clients []*guard.Client
 		for range 3 {
-			clients = append(clients, newClient(t, dial(t, addrOf(t, url)), prefix))
+			clients = append(clients, newClient(t, dialURL(t, url), prefix))
 		}
-		dying := dial(t, addrOf(t, url))
+		dying := dialURL(t, url)
 		dead := newClient(t, dying, prefix)
 		first, err := clients[0].Lock("l").TryLock(ctx)
 		require.NoError(t, err)
@@ -279,7 +278,7 @@ func TestLostReplies(t *testing.T) {
 func TestFlush(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		ctx := t.Context()
-		rdb := dial(t, addrOf(t, url))
+		rdb := dialURL(t, url)
 		c := newClient(t, rdb, "g:")
 		p, err := c.Pool(ctx, "p", guard.Spec{Members: []guard.Member{{ID: "a"}}, Lease: time.Second})
 		require.NoError(t, err)
@@ -317,14 +316,14 @@ func TestFlush(t *testing.T) {
 // another client, which waits, gets the lock.
 func TestHolderDies(t *testing.T) {
 	t.Parallel()
-	redistest.Both(t, func(t *testing.T, url, prefix string) {
+	redistest.Stores(t, func(t *testing.T, url, prefix string) {
 		t.Parallel()
 		ctx := t.Context()
-		dying := dial(t, addrOf(t, url))
+		dying := dialURL(t, url)
 		_, err := newClient(t, dying, prefix).Lock("l", guard.TTL(time.Second)).TryLock(ctx)
 		require.NoError(t, err)
 		require.NoError(t, dying.Close()) // no renewal reaches Redis any more
-		c := newClient(t, dial(t, addrOf(t, url)), prefix)
+		c := newClient(t, dialURL(t, url), prefix)
 		l, err := c.Lock("l", guard.TTL(time.Second)).Lock(ctx)
 		require.NoError(t, err)
 		require.NoError(t, l.Release(ctx, guard.Neutral))
@@ -335,10 +334,10 @@ func TestHolderDies(t *testing.T) {
 // it back. The next lease of the lock has a higher fence.
 func TestLeasesAreRenewed(t *testing.T) {
 	t.Parallel()
-	redistest.Both(t, func(t *testing.T, url, prefix string) {
+	redistest.Stores(t, func(t *testing.T, url, prefix string) {
 		t.Parallel()
 		ctx := t.Context()
-		c := newClient(t, dial(t, addrOf(t, url)), prefix)
+		c := newClient(t, dialURL(t, url), prefix)
 		lock := c.Lock("l", guard.TTL(3*time.Second)) // a busy machine may delay a renewal
 		l, err := lock.TryLock(ctx)
 		require.NoError(t, err)
@@ -367,11 +366,11 @@ func TestLeasesAreRenewed(t *testing.T) {
 // If the ctx of Close ends first, the leases that are held are lost.
 func TestClose(t *testing.T) {
 	t.Parallel()
-	redistest.Both(t, func(t *testing.T, url, prefix string) {
+	redistest.Stores(t, func(t *testing.T, url, prefix string) {
 		t.Parallel()
 		ctx := t.Context()
-		c := newClient(t, dial(t, addrOf(t, url)), prefix)
-		other := newClient(t, dial(t, addrOf(t, url)), prefix)
+		c := newClient(t, dialURL(t, url), prefix)
+		other := newClient(t, dialURL(t, url), prefix)
 		l, err := c.Lock("l").TryLock(ctx)
 		require.NoError(t, err)
 		waited := make(chan error, 1)
@@ -409,10 +408,10 @@ func TestClose(t *testing.T) {
 // panic of the function both count as a failure of the member.
 func TestDo(t *testing.T) {
 	t.Parallel()
-	redistest.Both(t, func(t *testing.T, url, prefix string) {
+	redistest.Stores(t, func(t *testing.T, url, prefix string) {
 		t.Parallel()
 		ctx := t.Context()
-		c := newClient(t, dial(t, addrOf(t, url)), prefix)
+		c := newClient(t, dialURL(t, url), prefix)
 		p, err := c.Pool(ctx, "p", guard.Spec{
 			Members: []guard.Member{{ID: "a"}}, Lease: 600 * time.Millisecond,
 			Breaker: guard.BreakerPolicy{Failures: 2, OpenFor: time.Hour, Successes: 1},

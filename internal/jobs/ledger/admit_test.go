@@ -17,7 +17,7 @@ import (
 )
 
 func TestAdmit(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		require.Equal(w, ledger.AdmitReply{State: ledger.AdmitEmpty, Wait: -time.Millisecond, Permits: []ledger.Permit{}, Denials: []ledger.Denial{}}, w.atSomeTime(w.admit("T", 10, noLimit)))
 		w.fill("g", 3, "acme", "T")
 		r := w.admit("T", 2, noLimit)
@@ -65,7 +65,7 @@ func (w *world) admitted(typ string, by func(taken) string) string {
 func group(j taken) string { return j.Group }
 
 func TestAdmitTenantsTakeTurns(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.create("a", "a", "T")
 		w.create("b", "b", "T")
 		w.append("a", 100)
@@ -88,7 +88,7 @@ func TestAdmitTenantsTakeTurns(t *testing.T) {
 // TestAdmitTenantThatComesBack: tenant b has no jobs while 200 jobs of tenant a are admitted. Of
 // the next 120 admissions b gets at most 86, and about half of the last 60: it is not compensated.
 func TestAdmitTenantThatComesBack(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		for _, g := range []string{"a", "b"} {
 			w.create(g, g, "T")
 		}
@@ -112,7 +112,7 @@ func TestAdmitTenantThatComesBack(t *testing.T) {
 // TestAdmitTenantAfterItsTypeWasRetired: 1,000 jobs of tenant a are admitted, then the type is
 // retired. When it is used again, a gets 75 to 125 of 200 admissions beside the new tenant b.
 func TestAdmitTenantAfterItsTypeWasRetired(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		for _, g := range []string{"a", "b"} {
 			w.create(g, g, "T")
 		}
@@ -137,9 +137,9 @@ func TestAdmitTenantAfterItsTypeWasRetired(t *testing.T) {
 // TestAdmitLanesByWeight: of 1,000 admissions the lanes high, normal and low, with the weights 6, 3
 // and 1, get 600, 300 and 100 (give or take 20), with the fair and with the priority policy.
 func TestAdmitLanesByWeight(t *testing.T) {
-	t.Run("fair", func(t *testing.T) { both(t, lanesByWeight) })
+	t.Run("fair", func(t *testing.T) { onStores(t, lanesByWeight) })
 	t.Run("priority", func(t *testing.T) {
-		both(t, func(w *world) {
+		onStores(t, func(w *world) {
 			w.byPriority(10_000)
 			lanesByWeight(w)
 		})
@@ -168,7 +168,7 @@ func lanesByWeight(w *world) {
 // TestAdmitLanesShareWhatIsUnused: while only the lane low has jobs, one call admits all 50 of
 // them. After that the lane normal gets jobs, and more than 10 of the next 20 admissions.
 func TestAdmitLanesShareWhatIsUnused(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("l", 50, "a", "T", "lane", "low")
 		require.Equal(w, 50, w.admit("T", 50, noLimit).Moved)
 		w.fill("n", 20, "a", "T")
@@ -181,7 +181,7 @@ func TestAdmitLanesShareWhatIsUnused(t *testing.T) {
 }
 
 func TestAdmitSmallGroupPassesAHugeOne(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("h", 1000, "acme", "T")
 		w.admit("T", 5, noLimit)
 		w.fill("s", 3, "acme", "T")
@@ -191,7 +191,7 @@ func TestAdmitSmallGroupPassesAHugeOne(t *testing.T) {
 }
 
 func TestAdmitKeepsTheReadyStreamShort(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("g", 100, "acme", "T")
 		require.Equal(w, 7, w.admitBelow(7, "T", 50, noLimit).Moved)
 		w.unchanged(func() {
@@ -213,7 +213,7 @@ func TestAdmitKeepsTheReadyStreamShort(t *testing.T) {
 // TestAdmitNeverExceedsTheLimit: two goroutines admit and promote at the same time, with 7 permits
 // in 100 ms and 3 tenants. In each aligned window, by Redis's time, at most 6 jobs become ready.
 func TestAdmitNeverExceedsTheLimit(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		const permits, window = 7, 100 * time.Millisecond
 		for _, g := range []string{"a", "b", "c"} {
 			w.fill(g, 100, g, "T")
@@ -250,7 +250,7 @@ func TestAdmitNeverExceedsTheLimit(t *testing.T) {
 }
 
 func TestAdmitSharesPermits(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		for _, c := range []struct{ tenants, permits, each, all int }{
 			{1, 10, 10, 10}, {3, 10, 3, 9}, {4, 8, 2, 8}, {5, 3, 1, 3},
 		} {
@@ -283,7 +283,7 @@ func TestAdmitSharesPermits(t *testing.T) {
 }
 
 func TestAdmitGlobalLimit(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("g", 5, "acme", "T")
 		l := limit(2)
 		r := w.admit("T", 5, l)
@@ -304,7 +304,7 @@ func TestAdmitGlobalLimit(t *testing.T) {
 // permits, so it leaves both lanes. One waiting job of it becomes non-ready, as its marker, and is
 // due when the next window begins.
 func TestAdmitRateLimitsATenant(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.create("g", "acme", "T")
 		w.create("high", "acme", "T", "lane", "high")
 		w.create("other", "beta", "T")
@@ -353,7 +353,7 @@ func TestAdmitRateLimitsATenant(t *testing.T) {
 }
 
 func TestAdmitWaitsForTheNextPermit(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.spent("acme")
 		l := limit(20)
 		require.Equal(w, 1, w.admit("T", 10, l).NonReady)
@@ -366,7 +366,7 @@ func TestAdmitWaitsForTheNextPermit(t *testing.T) {
 }
 
 func TestAdmitQuarantinesWhatCantBeRead(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("g", 1, "acme", "T")
 		w.fill("h", 1, "beta", "T")
 		w.c.LPush(w.Context(), w.p.Queue("g", "T"), "nonsense|x", strings.Repeat("y", 5000))
@@ -398,7 +398,7 @@ func (w *world) admitFor(slots, ahead, most int) ledger.AdmitReply {
 // TestAdmitForSoManyWorkers: with 5 worker slots and 4 jobs ahead, the ready stream holds at most 9
 // jobs, started or not. After 3 of them are done, the fetcher is woken and can admit 3 more.
 func TestAdmitForSoManyWorkers(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("g", 100, "acme", "T")
 		require.Equal(w, 9, w.admitFor(5, 4, 50).Moved)
 		require.Equal(w, ledger.AdmitFull, w.admitFor(5, 4, 50).State)
@@ -416,7 +416,7 @@ func TestAdmitForSoManyWorkers(t *testing.T) {
 // TestAdmitMintsSpans: after its admission, the trace context of a sampled job names the span of
 // the admission; a job without a trace context gets none.
 func TestAdmitMintsSpans(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.create("g", "acme", "T")
 		parent := "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 		w.appendJobs(ledger.AppendArgs{Group: "g", Jobs: []ledger.NewJob{
@@ -440,7 +440,7 @@ func TestAdmitMintsSpans(t *testing.T) {
 // TestAdmitEverything: 435 jobs of 30 groups, which belong to 7 tenants and are in all three lanes,
 // are admitted exactly once each, and the counts agree.
 func TestAdmitEverything(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		var groups []string
 		for i := range 30 {
 			g := fmt.Sprintf("g%d", i)
@@ -466,7 +466,7 @@ func TestAdmitEverything(t *testing.T) {
 // TestDequeueInNoOrder: a queue holds 12 of a group's 40 jobs, not sorted by ordinal, as after a
 // requeue. Admit makes these 12 ready in their order, each with its own ordinal and payload.
 func TestDequeueInNoOrder(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("g", 40, "acme", "T")
 		queue := w.p.Queue("g", "T")
 		blobs := w.c.LRange(w.Context(), queue, 0, -1).Val()

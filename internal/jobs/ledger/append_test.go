@@ -16,7 +16,7 @@ import (
 )
 
 func TestAppend(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.create("g", "acme", "T")
 		trace := "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 		r := w.appendJobs(ledger.AppendArgs{Group: "g", Jobs: []ledger.NewJob{
@@ -59,7 +59,7 @@ func (w *world) queue(group, typ string) []string {
 // TestAppendTwice: a repeated append changes nothing and is reported as a duplicate, with each kind
 // of request id, and with a mode alone.
 func TestAppendTwice(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		calls := map[string]ledger.AppendArgs{
 			"request":             {Request: "r#0"},
 			"entry":               {Request: ledger.EntryRequest("1700000000000-7") + "#0"},
@@ -86,7 +86,7 @@ func TestAppendTwice(t *testing.T) {
 // TestAppendPieces: pieces of a submission that are repeated, before and after the last piece has
 // sealed the group, are duplicates and change nothing. No request ids are stored for them.
 func TestAppendPieces(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.create("g", "acme", "T")
 		piece := func(n int, mode ledger.AppendMode) bool {
 			return w.appendJobs(ledger.AppendArgs{Group: "g", Request: ledger.SubmissionPrefix + fmt.Sprint(n), Mode: mode, Jobs: jobs(2)}).Duplicate
@@ -110,7 +110,7 @@ func TestAppendPieces(t *testing.T) {
 // TestAppendAfterALostPiece: a piece of a submission is refused with ErrGap while an earlier piece
 // is missing, as after a failover that lost it, and accepted once that one was appended.
 func TestAppendAfterALostPiece(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.create("g", "acme", "T")
 		piece := func(n int, mode ledger.AppendMode) ledger.AppendArgs {
 			return ledger.AppendArgs{Group: "g", Request: ledger.SubmissionPrefix + fmt.Sprint(n), Mode: mode, Limit: 100, Jobs: jobs(2)}
@@ -138,7 +138,7 @@ func TestAppendAfterALostPiece(t *testing.T) {
 }
 
 func TestAppendSeals(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		sealed := func(group string) bool { return w.c.HExists(w.Context(), w.p.Group(group), "sealed").Val() }
 		w.fill("total", 4, "acme", "T", "total", "5")
 		require.False(w, sealed("total"))
@@ -158,7 +158,7 @@ func TestAppendSeals(t *testing.T) {
 }
 
 func TestAppendRefuses(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("total", 1, "acme", "T", "total", "2")
 		w.create("sealed", "acme", "T")
 		w.seal("sealed")
@@ -190,7 +190,7 @@ func TestAppendRefuses(t *testing.T) {
 // TestAppendLargePayloads: payloads of 4,097 bytes, of a waiting and of a scheduled job, are stored
 // in the group's payloads hash. One of 4,096 bytes is in the blob.
 func TestAppendLargePayloads(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.create("g", "acme", "T")
 		fits, travels := strings.Repeat("x", 4096), strings.Repeat("y", 4097)
 		w.appendJobs(ledger.AppendArgs{Group: "g", Jobs: []ledger.NewJob{
@@ -204,7 +204,7 @@ func TestAppendLargePayloads(t *testing.T) {
 // TestAppendJobsForLater: a job with a RunAt later than now, and than its group's run_at, is
 // appended as non-ready and due at RunAt. With an earlier RunAt, or with none, it is waiting.
 func TestAppendJobsForLater(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		now, soon := time.Now(), time.Now().Add(time.Hour)
 		w.create("g", "acme", "T")
 		w.appendJobs(ledger.AppendArgs{Group: "g", Jobs: []ledger.NewJob{
@@ -232,7 +232,7 @@ func TestAppendJobsForLater(t *testing.T) {
 // TestAppendToAGroupThatIsHeld: three jobs of a group with a run_at in an hour are waiting, but in
 // no lane, and none is admitted. A job of a group with a run_at in the past is admitted.
 func TestAppendToAGroupThatIsHeld(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		soon := time.Now().Add(time.Hour)
 		w.fill("g", 2, "acme", "T", "run_at", timestamp(soon))
 		w.append("g", 1)
@@ -249,7 +249,7 @@ func TestAppendToAGroupThatIsHeld(t *testing.T) {
 // TestAppendManyKeepsTheOrder: of 3 * MaxAppend + 1 jobs, which four calls append, every second one
 // has type U. The queue of U holds its jobs by ordinal.
 func TestAppendManyKeepsTheOrder(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.create("g", "acme", "T")
 		const n = 3*ledger.MaxAppend + 1
 		all := make([]ledger.NewJob, n)
@@ -306,7 +306,7 @@ func (w *world) many(group string, limit int64, requests ...ledger.Request) []le
 }
 
 func TestAppendMany(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.create("g", "acme", "T")
 		w.appendJobs(ledger.AppendArgs{Group: "g", Request: "m#known", Jobs: jobs(1)})
 		typed := jobs(2)
@@ -343,7 +343,7 @@ func TestAppendMany(t *testing.T) {
 // 2 more are too many, and c adds the last. Then a repeated is a duplicate, and d is refused
 // because the group is sealed. In an unknown group all requests are refused.
 func TestAppendManySeals(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.create("g", "acme", "T")
 		w.sealWith("g", 3, false, nil)
 		r := w.many("g", 10, ledger.Request{ID: "a", Jobs: jobs(2)}, ledger.Request{ID: "b", Jobs: jobs(2)}, ledger.Request{ID: "c", Jobs: jobs(1)},
@@ -374,7 +374,7 @@ func TestAppendByRedisClock(t *testing.T) {
 // the script. Of two requests of one call with such an id, the first adds a job and the second is a
 // duplicate.
 func TestAppendUnderAnyID(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.create("g", "acme", "T")
 		for i, id := range []string{"pieces", "=", "@", "=x", "@1"} {
 			r := w.many("g", 10, ledger.Request{ID: id, Jobs: jobs(1)}, ledger.Request{ID: id, Jobs: jobs(1)})
@@ -400,7 +400,7 @@ func keyed(typ string, keys ...string) []ledger.NewJob {
 func TestUniqueKeys(t *testing.T) {
 	for name, typ := range map[string]string{"composed by the caller": "", "composed by the script": "T"} {
 		t.Run(name, func(t *testing.T) {
-			both(t, func(w *world) {
+			onStores(t, func(w *world) {
 				w.create("g", "acme", "T", "unique_keys", "1")
 				first := ledger.AppendArgs{Group: "g", Request: "r#0", Jobs: keyed(typ, "a", "", "b", "a", "", "b|c")}
 				require.Equal(w, ledger.AppendReply{N: 5, Skipped: []int{3}}, w.appendJobs(first))
@@ -444,7 +444,7 @@ func TestUniqueKeys(t *testing.T) {
 // TestUniqueKeysAndTotal: the limit of a group and its announced total count only jobs that are
 // added, not those that are left out.
 func TestUniqueKeysAndTotal(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.create("g", "acme", "T", "unique_keys", "1", "total", "3")
 		w.appendJobs(ledger.AppendArgs{Group: "g", Jobs: keyed("", "a", "b")})
 		r := w.many("g", 3, ledger.Request{ID: "m#1", Jobs: keyed("", "a", "c")}, ledger.Request{ID: "m#2", Jobs: keyed("", "d")})
@@ -459,7 +459,7 @@ func TestUniqueKeysAndTotal(t *testing.T) {
 // TestKeysWithoutIndex: without unique keys, a group takes two jobs with one key and has no index
 // of keys.
 func TestKeysWithoutIndex(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.create("g", "acme", "T")
 		require.Equal(w, ledger.AppendReply{N: 2}, w.appendJobs(ledger.AppendArgs{Group: "g", Jobs: keyed("", "a", "a")}))
 		require.Zero(w, w.c.Exists(w.Context(), w.p.KeyIndex("g")).Val())
@@ -472,7 +472,7 @@ func TestKeysWithoutIndex(t *testing.T) {
 // TestListJobs: ListJobs returns the jobs in a state, and looks at a bounded number of jobs; the
 // next call continues where it stopped.
 func TestListJobs(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("g", 6, "acme", "T")
 		w.admit("T", 4, noLimit)
 		taken := w.read("T", "c")

@@ -15,7 +15,7 @@ import (
 )
 
 func TestStart(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("g", 3, "acme", "T", "job_timeout", "1500", "max_retries", "0")
 		w.fill("h", 1, "beta", "T")
 		w.quiet()
@@ -45,7 +45,7 @@ func TestStart(t *testing.T) {
 // TestStartStale: a job that was reclaimed, is done, or whose group is cancelled or gone is not
 // started. Its stale entry is removed.
 func TestStartStale(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("g", 3, "acme", "T")
 		w.fill("cancelled", 1, "acme", "T")
 		w.fill("gone", 1, "acme", "T")
@@ -81,7 +81,7 @@ func TestStartStale(t *testing.T) {
 // Redis delivers its entries again under their old ids while the first reader still holds them.
 // Each of the four jobs still becomes done once.
 func TestStartAfterTheConsumerGroupWasLost(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("g", 4, "acme", "T")
 		require.Equal(w, 4, w.admit("T", 4, noLimit).Moved)
 		first := w.read("T", "first")
@@ -133,7 +133,7 @@ func TestStartAfterTheConsumerGroupWasLost(t *testing.T) {
 
 // TestStartNamedTwice: a job that is named twice in one call is counted once.
 func TestStartNamedTwice(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("g", 1, "acme", "T")
 		require.Equal(w, 1, w.admit("T", 1, noLimit).Moved)
 		j := w.read("T", "c")[0]
@@ -200,7 +200,7 @@ func (w *world) renew(consumer string, jobs ...taken) []int {
 }
 
 func TestRenew(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("g", 6, "acme", "T")
 		w.fill("h", 1, "acme", "T")
 		require.Equal(w, 7, w.admit("T", 10, noLimit).Moved)
@@ -253,7 +253,7 @@ func (w *world) idle(entry string) time.Duration {
 }
 
 func TestReclaim(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		require.Equal(w, ledger.ReclaimReply{}, w.reclaim("T", 3), "nobody has read yet")
 		w.fill("g", 3, "acme", "T")
 		require.Equal(w, 3, w.admit("T", 3, noLimit).Moved)
@@ -291,7 +291,7 @@ func TestReclaim(t *testing.T) {
 // TestReclaimOnlyWhatIsIdle: Reclaim with a lease of 50 ms takes back the job whose entry was idle
 // for that long, and not the one that a worker renews.
 func TestReclaimOnlyWhatIsIdle(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("g", 2, "acme", "T")
 		run := w.begin("T", "c", 2)
 		reclaim := func(lease time.Duration) int {
@@ -311,7 +311,7 @@ func TestReclaimOnlyWhatIsIdle(t *testing.T) {
 }
 
 func TestReclaimTakesAFewAtATime(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("g", 5, "acme", "T")
 		w.begin("T", "c", 5)
 		for _, want := range []int{2, 2, 1, 0} {
@@ -324,7 +324,7 @@ func TestReclaimTakesAFewAtATime(t *testing.T) {
 }
 
 func TestReclaimFailsWhatKillsItsWorkers(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("g", 1, "acme", "T")
 		w.seal("g")
 		w.begin("T", "c", 1)
@@ -349,7 +349,7 @@ func TestReclaimFailsWhatKillsItsWorkers(t *testing.T) {
 // TestReclaimReportsDeletedEntries: if another program has deleted a pending entry from the ready
 // stream, the reply names this entry as missing, once, and the watcher is woken.
 func TestReclaimReportsDeletedEntries(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("g", 2, "acme", "T")
 		run := w.begin("T", "c", 2)
 		w.c.XDel(w.Context(), w.p.Ready("T"), run[0].entry)
@@ -365,7 +365,7 @@ func TestReclaimReportsDeletedEntries(t *testing.T) {
 // TestReclaimGarbage: Reclaim removes pending entries that can't be read as a job, a second entry
 // of a job, and those of a cancelled or deleted group.
 func TestReclaimGarbage(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("g", 1, "acme", "T")
 		w.fill("cancelled", 1, "beta", "T")
 		require.Equal(w, 2, w.admit("T", 2, noLimit).Moved)
@@ -411,7 +411,7 @@ func (w *world) steps(got []ledger.JobStep) []ledger.JobStep {
 }
 
 func TestStepsOfFailedAndReclaimedJobs(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.seven()
 		run := w.begin("T", "c", 6)
 		step := func(name string, ordinal int64, attempt int, code string) ledger.JobStep {
@@ -432,7 +432,7 @@ func TestStepsOfFailedAndReclaimedJobs(t *testing.T) {
 }
 
 func TestStepsOfCancelledJobs(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.seven()
 		run := w.begin("T", "c", 4) // 4, 5 and 6 wait
 		w.outcome("T", other(ledger.OutcomeRetry, run[0], 0))

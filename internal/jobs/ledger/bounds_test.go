@@ -63,7 +63,7 @@ func TestBoundOfATenant(t *testing.T) {
 	}
 	story := func(name string, start bool, report func(taken) []ledger.GroupOutcome, left int64) {
 		t.Run(name, func(t *testing.T) {
-			both(t, func(w *world) {
+			onStores(t, func(w *world) {
 				w.set("acme", inFlight(2))
 				w.fill("g", 6, "acme", "T")
 				w.fill("h", 6, "acme", "U")
@@ -120,7 +120,7 @@ func TestBoundOfATenant(t *testing.T) {
 // TestBoundOfATenantWhenAnEntryIsRemoved: each script that removes an entry frees its place once,
 // also if it is called twice.
 func TestBoundOfATenantWhenAnEntryIsRemoved(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		for name, c := range map[string]struct {
 			start  bool
 			remove func(v *world, jobs []taken)
@@ -208,7 +208,7 @@ func TestBoundOfATenantWhenAnEntryIsRemoved(t *testing.T) {
 // TestBoundOfATenantIsChanged: a bound counts the jobs that are in flight when it begins; a lower one
 // waits until enough of them have ended; after a higher one, or none, waiting and due jobs go on at once.
 func TestBoundOfATenantIsChanged(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("g", 40, "acme", "T")
 		run := w.begin("T", "c", 5)
 		w.set("acme", inFlight(3))
@@ -241,7 +241,7 @@ func TestBoundOfATenantIsChanged(t *testing.T) {
 // TestBoundOfATenantAndExpire: a cancelled group stays while a job of it runs that counts. A tenant
 // with a bound is kept.
 func TestBoundOfATenantAndExpire(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.set("acme", inFlight(2))
 		w.fill("g", 3, "acme", "T")
 		run := w.begin2("T")
@@ -278,7 +278,7 @@ func (w *world) begin2(typ string) []taken {
 // order. No step adds an entry beyond a bound, places always agree with the streams, and in the end
 // all jobs have ended.
 func TestBounds(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		for seed := range uint64(2) {
 			v := newWorld(w, w.c, fmt.Sprint(w.prefix, seed, ":"))
 			if seed%2 == 1 {
@@ -550,7 +550,7 @@ func TestBlockedDueJobsHideNoOthers(t *testing.T) {
 func TestBlockedJobsClaimNoPermits(t *testing.T) {
 	for name, of := range map[string]ledger.Limit{"rate": rateOf("T", 0), "places": placesOf("T", 0)} {
 		t.Run(name, func(t *testing.T) {
-			both(t, func(w *world) {
+			onStores(t, func(w *world) {
 				l := with(elastic(10), of)
 				w.fill("g", 20, "acme", "T")
 				for _, j := range w.begin("T", "c", 5) {
@@ -572,7 +572,7 @@ func TestBlockedJobsClaimNoPermits(t *testing.T) {
 // TestDueJobsBesideBlockedWaitingOnes: a tenant's due jobs leave no permits to its waiting jobs that
 // lack a permit of their type.
 func TestDueJobsBesideBlockedWaitingOnes(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		for i := range 10 {
 			w.due(fmt.Sprint("u", i), "acme", "U", float64(i+1))
 		}
@@ -594,7 +594,7 @@ func TestDueAndWaitingJobsShareALimit(t *testing.T) {
 		{"tenant, admit first", 1, true, "admit"}, {"tenant, admit first", 4, true, "admit"}, {"tenant, promote first", 4, true, "promote"},
 	} {
 		t.Run(fmt.Sprint(c.name, " ", c.bound), func(t *testing.T) {
-			both(t, func(w *world) {
+			onStores(t, func(w *world) {
 				l := noLimit
 				if c.tenant {
 					w.set("acme", inFlight(c.bound))
@@ -637,7 +637,7 @@ func TestUnservedTypeHoldsNoPlaces(t *testing.T) {
 		require.NoError(w, err)
 		return r
 	}
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		for _, tenant := range []bool{false, true} {
 			v := newWorld(w, w.c, fmt.Sprint(w.prefix, tenant, ":"))
 			l := noLimit
@@ -788,7 +788,7 @@ func (w *world) startAll(typ string) []taken {
 
 // TestUnservedTypeBehindOthers: entries that hold a place are found behind many that hold none.
 func TestUnservedTypeBehindOthers(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("free", 50, "beta", "dead")
 		require.Equal(w, 50, w.admit("dead", 100, noLimit).Moved)
 		w.set("acme", inFlight(5))
@@ -804,7 +804,7 @@ func TestUnservedTypeBehindOthers(t *testing.T) {
 
 // TestJobsOfAnUnservedTypeAreNotLookedAtOften: due jobs that lack a worker wait a while.
 func TestJobsOfAnUnservedTypeAreNotLookedAtOften(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.due("g", "acme", "dead", 1)
 		w.set("acme", inFlight(5))
 		r := w.promote(noLimit, "T")
@@ -817,7 +817,7 @@ func TestJobsOfAnUnservedTypeAreNotLookedAtOften(t *testing.T) {
 // TestPlacesOfATypeWakeTheFetcher: a place that becomes free wakes the fetcher, and the next job takes
 // it; also after the bound was lowered below what runs, or ended.
 func TestPlacesOfATypeWakeTheFetcher(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		l := with(noLimit, placesOf("T", 3))
 		w.fill("g", 40, "acme", "T")
 		r := w.admit("T", 10, l)

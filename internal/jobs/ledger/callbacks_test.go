@@ -187,7 +187,7 @@ func (w *world) noCallbacks() {
 // TestCallbackIsAddedOnce: a callback that is added again stays as it is, while it is pending and when it
 // is dead. When it is delivered nothing is left of it, and it can be added again.
 func TestCallbackIsAddedOnce(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		own := told("a", "acme")
 		own.URL, own.Queue = "https://b.example:444/x", ledger.QueueOf("acme", "https://b.example:444")
 		w.tell(wide, own, own, told("b", "acme"))
@@ -215,7 +215,7 @@ func TestCallbackIsAddedOnce(t *testing.T) {
 // TestCallbacksAreBounded: the oldest callbacks of an endpoint die when there are too many, or when their
 // bodies are too large. Another endpoint's do not, and a body that is too large by itself stays alone.
 func TestCallbacksAreBounded(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		bounds := ledger.NewCallbackBounds(3, 100)
 		require.Zero(w, w.tell(bounds, told("z", "acme"), told("x", "globex")))
 		for _, id := range []string{"y", "w"} {
@@ -256,7 +256,7 @@ func TestCallbacksAreBounded(t *testing.T) {
 // already, and finds those of other queues behind many of a dead endpoint. Tenants may have the name of an
 // error.
 func TestClaimsAreShared(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		var all []ledger.NewCallback
 		for i := range 1000 {
 			all = append(all, told(fmt.Sprint("dead", i), "dead"))
@@ -276,7 +276,7 @@ func TestClaimsAreShared(t *testing.T) {
 
 // TestWaitOfClaims: a watcher is told when the next callback is due that it may send.
 func TestWaitOfClaims(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		wait := func(busy map[string]int) time.Duration {
 			all, _, wait, err := ledger.ClaimCallbacks(w.Context(), w.c, w.p, ledger.Claim{Most: 1, Each: 1, Lease: time.Hour, Busy: busy})
 			require.NoError(w, err)
@@ -297,7 +297,7 @@ func TestWaitOfClaims(t *testing.T) {
 // TestOnlyTheLastAttemptSettles: a callback is given again when its lease has ended; the attempt before
 // settles nothing any more. An attempt settles once.
 func TestOnlyTheLastAttemptSettles(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.tell(wide, told("a", "acme"))
 		first := w.claim(10, 2, nil)[0]
 		require.Empty(w, w.claim(10, 2, nil))
@@ -336,7 +336,7 @@ func TestOnlyTheLastAttemptSettles(t *testing.T) {
 // TestRedeliver: a dead callback is pending again, with all its tries but without a body, unless its queue
 // is full; a pending one is due at once. An attempt from before its death settles nothing.
 func TestRedeliver(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		bounds := ledger.NewCallbackBounds(1, 1000)
 		redeliver := func(ids ...string) string {
 			done, missing, full, err := bounds.Redeliver(w.Context(), w.c, w.p, ids...)
@@ -370,7 +370,7 @@ func TestRedeliver(t *testing.T) {
 
 // TestForgetCallbacks: dead callbacks are deleted some at a time, and only old ones.
 func TestForgetCallbacks(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.dead("a", "b", "c")
 		w.tell(wide, told("d", "acme"))
 		forget := func(before time.Time) int64 {
@@ -389,7 +389,7 @@ func TestForgetCallbacks(t *testing.T) {
 // TestEndpointIsChangedByOneAtATime: a change that was made meanwhile is not overwritten: the endpoint is
 // read and changed again.
 func TestEndpointIsChangedByOneAtATime(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		calls := 0
 		e, err := ledger.ChangeEndpoint(w.Context(), w.c, w.p, "acme", func(e *ledger.Endpoint) error {
 			if calls++; calls == 1 {
@@ -415,7 +415,7 @@ func TestEndpointIsChangedByOneAtATime(t *testing.T) {
 
 // TestDamagedCallbacks: what is lost or of another type stops no other callback, and no queue.
 func TestDamagedCallbacks(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.tell(wide, told("a", "acme"), told("b", "acme"), told("c", "acme"), told("d", "globex"), told("e", "initech"))
 		spoil := func(key string) { w.spoil(key, "hash") }
 		w.c.Del(w.Context(), w.p.Callback("a"))
@@ -454,7 +454,7 @@ func TestDamagedCallbacks(t *testing.T) {
 // TestEndpointOfClaimedCallback: a claimed callback comes with its tenant's endpoint; one that can't be read
 // is an error of this callback alone.
 func TestEndpointOfClaimedCallback(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		require.NoError(w, w.changing("acme", "https://a.example")())
 		w.c.HSet(w.Context(), w.p.Endpoints(), "bad", "{")
 		w.tell(wide, told("a", "acme"), told("b", "bad"))
@@ -468,7 +468,7 @@ func TestEndpointOfClaimedCallback(t *testing.T) {
 
 // TestIDOfADeletedGroup: a group that has the id of one that was deleted has callbacks of its own.
 func TestIDOfADeletedGroup(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.dead("a")
 		later := told("a", "acme")
 		later.At = later.At.Add(time.Hour)
@@ -486,7 +486,7 @@ func TestIDOfADeletedGroup(t *testing.T) {
 
 // TestBusyQueuesLetOthersPass: endpoints that are always behind don't keep others from the slots.
 func TestBusyQueuesLetOthersPass(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		busy := map[string]int{}
 		for i := range 5 {
 			for j := range 4 {
@@ -517,7 +517,7 @@ func TestBusyQueuesLetOthersPass(t *testing.T) {
 
 // TestEndpointsOfAWrongType: the outbox says that they can't be read.
 func TestEndpointsOfAWrongType(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		require.NoError(w, w.c.Set(w.Context(), w.p.Endpoints(), "x", 0).Err())
 		require.NoError(w, w.c.XAdd(w.Context(), &redis.XAddArgs{Stream: w.p.Outbox(), Values: []string{"group", "g", "round", "1", "status", "COMPLETED", "at", "1", "snapshot", `["tenant","acme"]`}}).Err())
 		all, err := ledger.ReadOutbox(w.Context(), w.c, w.p, 10)

@@ -37,7 +37,7 @@ func (w *world) cancelling(group string, ordinal int64) act {
 // and the tenant's counters. It refuses the others. A second call changes nothing, and the group
 // can end.
 func TestCancelJob(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.everywhere("g") // DFNIRNNW
 		w.seal("g")
 		for _, ordinal := range []int64{2, 4, 5, 6, 7} {
@@ -77,7 +77,7 @@ func TestCancelJob(t *testing.T) {
 // TestCancelJobEndsTheGroup: a group whose last jobs are cancelled one by one is COMPLETED, also if
 // they were of many, paused, or read by a worker that has not started them; and others still run.
 func TestCancelJobEndsTheGroup(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("g", 5, "acme", "T")
 		w.seal("g")
 		require.NoError(w, w.cancelling("g", 3)())
@@ -116,7 +116,7 @@ func TestCancelJobEndsTheGroup(t *testing.T) {
 
 // TestCancelSuspendedJob: a suspended job leaves its set, and the tenant the list of those with one.
 func TestCancelSuspendedJob(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.suspended("g", 2)
 		require.NoError(w, w.cancelling("g", 0)())
 		require.NoError(w, w.cancelling("g", 1)())

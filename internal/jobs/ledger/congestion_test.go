@@ -41,7 +41,7 @@ func (w *world) sendBack(tenant string, n int, terms ledger.Congestion) {
 // another waits only for the base, 1 s. Those of a tenant with a limit of 5 a second are 200 ms
 // apart.
 func TestCongestionIsCountedPerTenant(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		terms := ledger.Congestion{Base: time.Second, Cap: time.Hour, RPS: 10}
 		w.sendBack("flood", 100, terms)
 		_, waits := w.waitsOf("flood")
@@ -65,7 +65,7 @@ func TestCongestionIsCountedPerTenant(t *testing.T) {
 // permits a second wait 10, 20, 30 and, because that is Cap, 35 s. With Flat, all wait for the
 // base, 1 s, under a limit of 5 as under one of 0.1.
 func TestCongestionOfATenantWithALimitOfItsOwn(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		waits := func(tenant string, own float64, terms ledger.Congestion) []int64 {
 			w.fill(tenant, 4, tenant, "T")
 			run := w.begin("T", "c", 4)
@@ -87,7 +87,7 @@ func TestCongestionOfATenantWithALimitOfItsOwn(t *testing.T) {
 // TestCongestionKeepsTheOrder: of 120 jobs that fail, 7 in each call of Outcome, each is due later
 // than those that failed before it: 50 a second.
 func TestCongestionKeepsTheOrder(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		terms := ledger.Congestion{Base: 100 * time.Millisecond, Cap: time.Hour, RPS: 50}
 		w.fill("g", 120, "acme", "T")
 		run := w.begin("T", "c", 120)
@@ -110,7 +110,7 @@ func TestCongestionKeepsTheOrder(t *testing.T) {
 // TestCongestionStatistics: after four throttled jobs the statistics have their number and the sum
 // and the longest of their waits. Their key has a TTL of at most KeepStats, here a minute.
 func TestCongestionStatistics(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		require.True(w, w.tenant("acme", noLimit).LastEvent.IsZero())
 		w.sendBack("acme", 4, ledger.Congestion{Base: time.Second, Cap: time.Hour, RPS: 2, KeepStats: time.Minute})
 		s := w.tenant("acme", noLimit)
@@ -137,7 +137,7 @@ func TestCongestionStatisticsEnd(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			both(t, func(w *world) {
+			onStores(t, func(w *world) {
 				w.create("another", "acme", "T")
 				w.sendBack("acme", 2, ledger.Congestion{Base: time.Second, Cap: time.Hour})
 				left := w.c.PTTL(w.Context(), w.p.Congestion("acme")).Val()
@@ -186,7 +186,7 @@ func TestCongestionASmallGroupPassesANonReadyFlood(t *testing.T) {
 // TestCongestionSharesWithWhatWaits: a tenant has 150 waiting and 150 due jobs. In about 13 windows
 // of 20 ms at least 3 of each kind become ready, with 8 permits in a window and with 1.
 func TestCongestionSharesWithWhatWaits(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		for _, permits := range []int64{1, 8} {
 			v := newWorld(w, w.c, fmt.Sprint(w.prefix, permits, ":"))
 			v.create("back", "acme", "T")

@@ -36,7 +36,7 @@ func within(limiter string, window time.Duration, permits int64) limittest.Limit
 func each(t *testing.T, story func(w *world, limiter string)) {
 	t.Helper()
 	for _, limiter := range limiters {
-		t.Run(limiter, func(t *testing.T) { both(t, func(w *world) { story(w, limiter) }) })
+		t.Run(limiter, func(t *testing.T) { onStores(t, func(w *world) { story(w, limiter) }) })
 	}
 }
 

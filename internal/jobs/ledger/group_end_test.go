@@ -14,7 +14,7 @@ import (
 )
 
 func TestCancelEverywhere(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.due("non-ready", "acme", "T", float64(time.Now().Add(time.Hour).UnixMilli()))
 		w.everywhere("g")
 		w.append("g", 1)
@@ -60,7 +60,7 @@ func TestCancelEverywhere(t *testing.T) {
 }
 
 func TestCancelRefuses(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		require.ErrorIs(w, ledger.Cancel(w.Context(), w.c, w.p, "g"), api.ErrNotFound)
 		w.failed("g", 1)
 		w.create("h", "acme", "T")
@@ -78,7 +78,7 @@ func TestCancelRefuses(t *testing.T) {
 }
 
 func TestCancelAGroupThatIsHeld(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("g", 3, "acme", "T", "run_at", inAnHour())
 		w.cancel("g")
 		w.sweep("g")
@@ -160,7 +160,7 @@ func TestSweepManyNonReadyJobs(t *testing.T) {
 // TestCancelWhileRequeueing: a group that is cancelled after it was reopened, before its jobs are
 // requeued, keeps them failed. Requeue then changes nothing.
 func TestCancelWhileRequeueing(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.failed("g", 3)
 		_, err := ledger.Reopen(w.Context(), w.c, w.p, "g", "", ledger.RetryChoice{})
 		require.NoError(w, err)
@@ -180,7 +180,7 @@ func TestCancelWhileRequeueing(t *testing.T) {
 // admitted jobs. Admit removes an entry of the tenant in the lane, as an older version could leave
 // it.
 func TestCancelKeepsTheTag(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("g", 10, "acme", "T")
 		w.admit("T", 5, noLimit)
 		w.cancel("g")
@@ -229,7 +229,7 @@ func TestExpire(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			both(t, func(w *world) {
+			onStores(t, func(w *world) {
 				end(w)
 				w.expire("g")
 				var left []string
@@ -256,7 +256,7 @@ func TestExpire(t *testing.T) {
 }
 
 func TestExpireKeepsTheTenantOfOtherGroups(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.failed("g", 1)
 		w.fill("h", 1, "acme", "T")
 		w.expire("g")
@@ -267,7 +267,7 @@ func TestExpireKeepsTheTenantOfOtherGroups(t *testing.T) {
 }
 
 func TestExpireRefusesWhatIsOpen(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("g", 1, "acme", "T")
 		w.fence()
 		refused := func() {
@@ -286,7 +286,7 @@ func TestExpireRefusesWhatIsOpen(t *testing.T) {
 // TestExpireResults: Expire of the results alone deletes a group's result lines, and keeps its
 // counts, also when repeated. After the group has expired, that call creates no group.
 func TestExpireResults(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		for _, e := range w.reported("g", 2) {
 			w.reduceInto("0", e)
 		}
@@ -314,7 +314,7 @@ func (w *world) dropConsumer(name string) bool {
 }
 
 func TestDropConsumer(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		_, err := ledger.DropConsumer(w.Context(), w.c, w.p.Ready("T"), "workers", "c", 0)
 		require.Error(w, err, "there is no such stream")
 		w.fill("g", 1, "acme", "T")
@@ -345,7 +345,7 @@ func (w *world) retire(typ string, ahead time.Duration) bool {
 }
 
 func TestRetire(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.unchanged(func() { require.False(w, w.retire("T", time.Hour), "there is no such type") })
 		w.fill("g", 1, "acme", "T")
 		refused := func(why string) { w.unchanged(func() { require.False(w, w.retire("T", time.Hour), why) }) }
@@ -374,7 +374,7 @@ func TestRetire(t *testing.T) {
 }
 
 func TestHaveJobs(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		have := func() bool {
 			w.Helper()
 			all, err := ledger.HaveJobs(w.Context(), w.c, w.p, []string{"missing", "T"})
@@ -402,7 +402,7 @@ func TestHaveJobs(t *testing.T) {
 }
 
 func TestDeadLetters(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.failed("g", 3)
 		list := func(before string, n int) []api.DeadLetter {
 			all, err := ledger.DeadLetters(w.Context(), w.c, w.p, before, "", n)

@@ -15,7 +15,7 @@ import (
 )
 
 func TestCreate(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		a := ledger.CreateArgs{Group: "g", Tenant: "acme", Type: "T", Hash: "h", Fields: map[string]string{"lane": "high", "name": "Spring"}}
 		status, err := ledger.Create(w.Context(), w.c, w.p, a)
 		require.NoError(w, err)
@@ -46,7 +46,7 @@ func TestCreate(t *testing.T) {
 }
 
 func TestCreateAgainTellsTheStatus(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.create("g", "acme", "T")
 		w.seal("g")
 		w.advance("g")
@@ -86,7 +86,7 @@ func (w *world) events() []event {
 }
 
 func TestSeal(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("g", 2, "acme", "T")
 		w.seal("g")
 		require.Equal(w, "1", w.c.HGet(w.Context(), w.p.Group("g"), "sealed").Val())
@@ -101,7 +101,7 @@ func TestSeal(t *testing.T) {
 }
 
 func TestSealUnknown(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.unchanged(func() {
 			_, err := ledger.Seal(w.Context(), w.c, w.p, "g", nil)
 			require.ErrorIs(w, err, api.ErrNotFound)
@@ -110,7 +110,7 @@ func TestSealUnknown(t *testing.T) {
 }
 
 func TestSealCancelled(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("g", 1, "acme", "T")
 		w.cancel("g")
 		w.unchanged(func() {
@@ -124,7 +124,7 @@ func TestSealCancelled(t *testing.T) {
 // TestSealWithATotalBeforeTheJobs: for a group with 1 job a total of 3 is announced. Other totals,
 // and a Seal without one, are refused; the append of 2 more jobs seals the group.
 func TestSealWithATotalBeforeTheJobs(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("g", 1, "acme", "T")
 		w.sealWith("g", 3, false, nil)
 		w.unchanged(func() {
@@ -144,7 +144,7 @@ func TestSealWithATotalBeforeTheJobs(t *testing.T) {
 }
 
 func TestSealATotalThatIsThere(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("g", 2, "acme", "T")
 		w.unchanged(func() { w.sealWith("g", 1, false, api.ErrConflict) })
 		w.sealWith("g", 2, true, nil)
@@ -176,7 +176,7 @@ func (w *world) schedule(most int) (int, time.Duration) {
 }
 
 func TestSchedule(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		n, next := w.schedule(10)
 		require.Zero(w, n)
 		require.Negative(w, next, "nothing is held")
@@ -210,7 +210,7 @@ func TestSchedule(t *testing.T) {
 // TestScheduleAfterALateAppend: jobs that are appended between a group's run_at and the call of
 // Schedule that releases it count once in the tenant's counter active.
 func TestScheduleAfterALateAppend(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.hold("g", 2)
 		w.c.HSet(w.Context(), w.p.Group("g"), "run_at", timestamp(time.Now().Add(-time.Minute)))
 		w.append("g", 1)
@@ -222,7 +222,7 @@ func TestScheduleAfterALateAppend(t *testing.T) {
 }
 
 func TestScheduleTakesAFewAtATime(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		for i := range 5 {
 			w.hold(fmt.Sprint("g", i), 1)
 		}
@@ -237,7 +237,7 @@ func TestScheduleTakesAFewAtATime(t *testing.T) {
 // TestScheduleGroupsThatEnded: Schedule removes a cancelled and an unknown group from the schedule.
 // No tenant becomes active, and no job can be admitted.
 func TestScheduleGroupsThatEnded(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.hold("g", 1)
 		w.cancel("g")
 		w.c.ZAdd(w.Context(), w.p.Scheduled(), redis.Z{Score: 1, Member: "g"}, redis.Z{Score: 1, Member: "gone"}) // a state that a torn script may leave
@@ -250,7 +250,7 @@ func TestScheduleGroupsThatEnded(t *testing.T) {
 }
 
 func TestAdvance(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("g", 2, "acme", "T")
 		step := func(n int, status string) {
 			w.Helper()
@@ -306,7 +306,7 @@ func (w *world) countersOf(tenant string) map[string]string {
 // TestAdvanceAGroupWithoutJobs: one call of Advance moves a sealed group without jobs from CREATED
 // to COMPLETED, with an event for each state.
 func TestAdvanceAGroupWithoutJobs(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.create("g", "acme", "T")
 		w.seal("g")
 		require.Equal(w, 4, w.advance("g"))
@@ -315,7 +315,7 @@ func TestAdvanceAGroupWithoutJobs(t *testing.T) {
 }
 
 func TestAdvanceByThreshold(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		for i, c := range []struct {
 			threshold    string
 			jobs, failed int
@@ -348,7 +348,7 @@ func TestAdvanceByThreshold(t *testing.T) {
 // TestAdvanceKeepsABusyTenant: when a group without jobs ends, its tenant stays active, because two
 // jobs of another group of the tenant are waiting.
 func TestAdvanceKeepsABusyTenant(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("other", 2, "acme", "U")
 		w.create("g", "acme", "T")
 		w.seal("g")
@@ -362,7 +362,7 @@ func TestAdvanceKeepsABusyTenant(t *testing.T) {
 // only partly swept. The rest of the sweep deletes acme's counters active and congested; the next
 // job that is appended makes acme active again.
 func TestAdvanceBesideAnUnsweptGroup(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.everywhere("g")
 		w.cancel("g")
 		require.NoError(w, w.sweeping("g")()) // its states, not its non-ready jobs
@@ -378,7 +378,7 @@ func TestAdvanceBesideAnUnsweptGroup(t *testing.T) {
 
 // TestExpireIsFenced: a watcher that has lost the leadership deletes no group.
 func TestExpireIsFenced(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.create("g", "acme", "T")
 		w.seal("g")
 		w.advance("g")

@@ -29,7 +29,7 @@ func TestGroupFields(t *testing.T) {
 }
 
 func TestListGroups(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		for _, g := range []ledger.ListedGroup{{5, "a"}, {5, "b"}, {5, "c"}, {5, "d"}, {7, "e"}, {3, "f"}} {
 			w.c.ZAdd(w.Context(), w.p.Groups(), redis.Z{Score: g.At, Member: g.ID})
 			if g.ID != "d" {
@@ -63,7 +63,7 @@ func TestListGroups(t *testing.T) {
 // TestListWith: ListWith names a list with all groups of the status, for every status: also while a
 // cancelled group is not swept yet, and after a retry.
 func TestListWith(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.failed("failed", 2)
 		w.failed("again", 2)
 		_, err := w.reopen("again")
@@ -95,7 +95,7 @@ func TestListWith(t *testing.T) {
 }
 
 func TestGroupState(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		read := func(group string) (ledger.GroupState, bool) {
 			var state func() (ledger.GroupState, bool)
 			_, err := w.c.Pipelined(w.Context(), func(pipe redis.Pipeliner) error {
@@ -123,7 +123,7 @@ func TestGroupState(t *testing.T) {
 }
 
 func TestStatuses(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.create("a", "acme", "T")
 		w.create("b", "acme", "T")
 		w.cancel("b")
@@ -141,7 +141,7 @@ func TestStatuses(t *testing.T) {
 }
 
 func TestTenantOf(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.create("g", "acme", "T")
 		tenant, err := ledger.TenantOf(w.Context(), w.c, w.p, "g")
 		require.NoError(w, err)
@@ -153,7 +153,7 @@ func TestTenantOf(t *testing.T) {
 }
 
 func TestReadProgress(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		read := func(groups ...string) []ledger.Progress {
 			refs := make([]ledger.GroupRef, len(groups))
 			for i, g := range groups {
@@ -194,7 +194,7 @@ func TestReadProgress(t *testing.T) {
 // TestReadProgressOfACompletedGroup: the Progress of a group that is COMPLETED has the time at
 // which its last job ended and, not earlier, the time at which it became COMPLETED.
 func TestReadProgressOfACompletedGroup(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("g", 3, "acme", "T")
 		w.seal("g")
 		w.outcome("T", done(w.begin("T", "c", 3)...))
@@ -213,7 +213,7 @@ func TestReadProgressOfACompletedGroup(t *testing.T) {
 }
 
 func TestReadPartials(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("g", 2, "acme", "T", "aggregate", `[{"op":"count"}]`)
 		w.create("new", "beta", "U")
 		w.outcome("T", done(w.begin("T", "c", 2)...))
@@ -238,7 +238,7 @@ func TestReadPartials(t *testing.T) {
 }
 
 func TestResultsAndFailures(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.c.RPush(w.Context(), w.p.Results("g"), "1\n2", "3", "4", "5", "6", "7", "8", "9", "10", "11\n12", "13") // two pages
 		var lines []string
 		require.NoError(w, ledger.Results(w.Context(), w.c, w.p, "g", func(line []byte) error {
@@ -277,7 +277,7 @@ func TestResultsAndFailures(t *testing.T) {
 // TestAdvanceMany: a cancelled group is unsettled until the last sweep, a reopened one until the last
 // requeueing: it stays dirty. A group of a wrong type gets an error. The others advance.
 func TestAdvanceMany(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		require.NoError(w, w.c.Set(w.Context(), w.p.Group("wrong type"), "1", 0).Err())
 		w.create("open", "acme", "U")
 		w.seal("open")
@@ -307,7 +307,7 @@ func TestAdvanceMany(t *testing.T) {
 }
 
 func TestOwner(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		_, err := ledger.GroupOwner(w.Context(), w.c, w.p, "g")
 		require.ErrorIs(w, err, api.ErrNotFound)
 		claims := []ledger.OwnerClaim{

@@ -14,7 +14,7 @@ import (
 // TestGuarded: guarded returns what the function returns, and turns only a wrong type into a reply;
 // every other error ends the script, with its code.
 func TestGuarded(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		require.NoError(w, w.c.Set(w.Context(), w.p.Policy(), "x", 0).Err())
 		guarded := func(body string) (any, error) {
 			s := call.NewScript("guarded", lua.Source("parts/base")+body)

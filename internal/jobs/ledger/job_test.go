@@ -187,7 +187,7 @@ func (w *world) job(group string, ordinal int64) ledger.JobStatus {
 }
 
 func TestReadJob(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("g", 4, "acme", "T")
 		held := w.begin("T", "c", 3)
 		w.outcome("T", done(held[0]))
@@ -234,7 +234,7 @@ func TestReadJob(t *testing.T) {
 // TestCountWaiting: CountWaiting counts the waiting jobs below an ordinal, among 40,000 states:
 // more than one command reads.
 func TestCountWaiting(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		const n = 40_000
 		states := make([]byte, 0, 2*n)
 		for i := range n {
@@ -263,7 +263,7 @@ func TestJobKeyStaysWithTheJob(t *testing.T) {
 		"with a large payload":   {large: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			both(t, func(w *world) {
+			onStores(t, func(w *world) {
 				w.create("g", "acme", "T")
 				payload := []byte(`{"a":"|"}`)
 				if c.large {
@@ -386,7 +386,7 @@ func FuzzJobInScripts(f *testing.F) {
 }
 
 func TestFindNonReady(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		find := func(group string, ordinal int64) (ledger.NonReadyJob, bool) {
 			j, found, err := ledger.FindNonReady(w.Context(), w.c, w.p, "acme", group, ordinal)
 			require.NoError(w, err)
@@ -436,7 +436,7 @@ func TestFindNonReady(t *testing.T) {
 }
 
 func TestFindReady(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		find := func(group string, ordinal int64) (ledger.ReadyJob, bool) {
 			j, found, err := ledger.FindReady(w.Context(), w.c, w.p, []string{"T", "U"}, group, ordinal)
 			require.NoError(w, err)
@@ -481,7 +481,7 @@ func TestFindReady(t *testing.T) {
 }
 
 func TestPayloads(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.create("g", "acme", "T")
 		w.appendJobs(ledger.AppendArgs{Group: "g", Jobs: []ledger.NewJob{{Payload: []byte("1")}, {Payload: large}}})
 		payloads, err := ledger.Payloads(w.Context(), w.c, w.p, []ledger.JobRef{{Group: "g", Ordinal: 7}, {Group: "g", Ordinal: 1}, {Group: "missing"}})

@@ -203,7 +203,7 @@ func TestLimitersWhenTheLimitChanges(t *testing.T) {
 // TestLimitersWhenTheLimiterChanges: after each change of the algorithm a tenant gets permits, and
 // over two windows not more than the new limiter allows: the tenant is not blocked.
 func TestLimitersWhenTheLimiterChanges(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.backlog("acme", "T", 500)
 		window := 20 * time.Millisecond
 		for _, order := range [][]string{{"fixed", "sliding", "token", "fixed"}, {"token", "sliding", "fixed", "token", "fixed", "sliding"}} {
@@ -333,7 +333,7 @@ func (w *world) late(at ledger.Order, l limittest.Limit) bool {
 // TestQuota: a lower quota is effective at once. Permits of the reduction that are spent already
 // become free for other partitions when the window is over.
 func TestQuota(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		l := limit(40)
 		w.backlog("acme", "T", 200)
 		over := func() { // ends the window
@@ -391,7 +391,7 @@ func TestQuota(t *testing.T) {
 // TestQuotaDemand: the demand of a partition counts only jobs that could use a permit: no paused
 // jobs, no jobs that are due later, and no jobs that the workers have no capacity for.
 func TestQuotaDemand(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		l := limit(100)
 		demand := func() int64 { return w.part(0, l).Demand }
 		require.Zero(w, demand())
@@ -494,7 +494,7 @@ func moveAtRandom(parts []*world, l limittest.Limit, fence int64, from, to int, 
 // The test cases of the original design document, with the fixed limiter and static shares.
 
 func TestTenPassAndTheEleventhIsRefused(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.backlog("a", "T", 11)
 		l := limit(10)
 		for range 10 {
@@ -513,7 +513,7 @@ func TestTenPassAndTheEleventhIsRefused(t *testing.T) {
 }
 
 func TestAfterFiveOfAFirstOfBMakesALimitFive(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.backlog("a", "T", 10)
 		l := limit(10)
 		for range 5 {
@@ -532,7 +532,7 @@ func TestAfterFiveOfAFirstOfBMakesALimitFive(t *testing.T) {
 }
 
 func TestFiveOfAAndFiveOfBThenCIsRefusedByTheGlobalLimit(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.backlog("a", "T", 6)
 		w.backlog("b", "T", 6)
 		l := limit(10)
@@ -547,7 +547,7 @@ func TestFiveOfAAndFiveOfBThenCIsRefusedByTheGlobalLimit(t *testing.T) {
 }
 
 func TestAFullReadyQueueOfTenRefusesTheEleventhAndLosesNothing(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.backlog("a", "T", 11)
 		l := limit(100)
 		require.Equal(w, 10, w.admitBelow(10, "T", 100, l).Moved)
@@ -562,7 +562,7 @@ func TestAFullReadyQueueOfTenRefusesTheEleventhAndLosesNothing(t *testing.T) {
 }
 
 func TestLimitFiveAndTwoTenantsTheThirdOfAGoesToNonReady(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.backlog("a", "T", 3)
 		w.backlog("b", "U", 1)
 		l := limit(5)
@@ -575,7 +575,7 @@ func TestLimitFiveAndTwoTenantsTheThirdOfAGoesToNonReady(t *testing.T) {
 }
 
 func TestDueJobsMoveOthersStay(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		hour := float64(time.Now().Add(time.Hour).UnixMilli())
 		w.due("due", "a", "T", 10)
 		w.due("later", "a", "T", hour)

@@ -73,7 +73,7 @@ func (w *world) vanish(group, typ string) []ledger.Missed {
 // TestLose: Lose makes vanished jobs failed, with the code LOST. It corrects the group's counts and
 // the tenant's counters, so that the group can end. A second call changes nothing.
 func TestLose(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.everywhere("g")
 		w.seal("g")
 		was := w.ledger("g")
@@ -109,7 +109,7 @@ func TestLose(t *testing.T) {
 // TestLoseDeferred: a deferred job does not count in the tenant's counter congested, so its loss
 // leaves the counter as it is.
 func TestLoseDeferred(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("g", 2, "acme", "T")
 		run := w.begin("T", "c", 2)
 		slices.SortFunc(run, byJob)
@@ -129,7 +129,7 @@ func TestLoseDeferred(t *testing.T) {
 // TestLoseOnlyWhatHasNotMoved: Lose does not fail a job that has moved since it was missed or may
 // still be in a queue, nor one of a cancelled or unknown group. It refuses more than 200 jobs.
 func TestLoseOnlyWhatHasNotMoved(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("g", 4, "acme", "T")
 		before := w.stateOf("g", 0)
 		w.unchanged(func() {
@@ -159,7 +159,7 @@ func TestLoseOnlyWhatHasNotMoved(t *testing.T) {
 // TestLostJobsAreRetried: after a retry, two lost jobs become ready without a payload in the blob.
 // The large payload is still stored apart; the small one is lost, as its dead letter says.
 func TestLostJobsAreRetried(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.create("g", "acme", "T")
 		w.appendJobs(ledger.AppendArgs{Group: "g", Mode: ledger.AppendSeal, Jobs: []ledger.NewJob{{Payload: []byte(`{"small":1}`)}, {Payload: large}}})
 		w.begin("T", "c", 2)
@@ -190,7 +190,7 @@ func TestLostJobsAreRetried(t *testing.T) {
 // TestLoseOfSeveralTypes: in a group with two types the type of a lost job is unknown: Lose makes
 // the job failed and leaves the counters waiting of both types as they are.
 func TestLoseOfSeveralTypes(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.create("g", "acme", "T")
 		w.appendJobs(ledger.AppendArgs{Group: "g", Jobs: []ledger.NewJob{{Payload: []byte("1")}, {Type: "U", Payload: []byte("2")}}})
 		w.c.Del(w.Context(), w.p.Queue("g", "U"))
@@ -207,7 +207,7 @@ func TestLoseOfSeveralTypes(t *testing.T) {
 // No payload of them is left in the blobs or in the group's payloads hash, so that neither can run
 // as another type with its payload.
 func TestLostJobOfSeveralTypesRunsAsNoOther(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.create("g", "acme", "T")
 		w.appendJobs(ledger.AppendArgs{Group: "g", Mode: ledger.AppendSeal, Jobs: []ledger.NewJob{{Payload: []byte("1")}, {Type: "U", Payload: large}}})
 		w.c.Del(w.Context(), w.p.Queue("g", "U"), w.p.Queue("g", "T"))
@@ -301,7 +301,7 @@ func (w *world) repairing(group string, differences map[string]int64) act {
 // TestRepairGroup: RepairGroup repairs the counts and lists of a group, although a job was appended
 // after the recount. The same call again changes nothing.
 func TestRepairGroup(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.everywhere("g")
 		want := w.ledger("g")
 		w.c.HIncrBy(w.Context(), w.p.Group("g"), "done", 2)
@@ -327,7 +327,7 @@ func TestRepairGroup(t *testing.T) {
 }
 
 func TestRepairCounter(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("g", 3, "acme", "T")
 		repair := func(n ledger.Counter) bool {
 			did, err := ledger.RepairCounter(w.Context(), w.c, w.p, n)
@@ -350,7 +350,7 @@ func TestRepairCounter(t *testing.T) {
 // TestRepairMisplacedSparesJobs: RepairMisplaced never quarantines a job at the right location, nor
 // one of two elements of a job unless both exist.
 func TestRepairMisplacedSparesJobs(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.everywhere("g")
 		w.c.XGroupCreateMkStream(w.Context(), w.p.ResultStream(), keyspace.GroupAggregator, "0")
 		spare := func(l ledger.Misplaced) {

@@ -32,7 +32,7 @@ func TestModel(t *testing.T) {
 		t.Parallel()
 		_, url := redistest.Mini(t)
 		c := client(t, url)
-		rapidtest.CheckFew(t, func(rt *rapid.T) { checkModel(rt, c) })
+		rapidtest.CheckFew(t, func(rt *rapid.T) { checkModel(rt, c.(*redis.Client)) })
 	})
 }
 

@@ -16,7 +16,7 @@ import (
 )
 
 func TestOutcomeDone(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("g", 2, "acme", "T")
 		w.create("h", "beta", "T")
 		trace := "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -52,7 +52,7 @@ var kinds = []struct {
 }
 
 func TestOutcomeKinds(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		for i, k := range kinds {
 			g := fmt.Sprint("g", i)
 			w.fill(g, 1, fmt.Sprint("t", i), "T")
@@ -80,7 +80,7 @@ func TestOutcomeKinds(t *testing.T) {
 // minute and an hour. They use no retries or throttles, wait exactly as long as asked, and do not
 // count as congested.
 func TestOutcomeDeferred(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("g", 2, "acme", "T")
 		w.admit("T", 2, noLimit)
 		for range 5 {
@@ -121,7 +121,7 @@ func TestOutcomeDeferred(t *testing.T) {
 // TestOutcomeDeferredBesideRetried: of two jobs in one batch, the deferred one does not lengthen
 // the wait of the retried one.
 func TestOutcomeDeferredBesideRetried(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("g", 2, "acme", "T")
 		run := w.begin("T", "c", 2)
 		slices.SortFunc(run, byJob)
@@ -160,7 +160,7 @@ func TestOutcomeStale(t *testing.T) {
 	}
 	for name, happens := range stale {
 		t.Run(name, func(t *testing.T) {
-			both(t, func(w *world) {
+			onStores(t, func(w *world) {
 				w.fill("g", 1, "acme", "T")
 				j := w.begin("T", "c", 1)[0]
 				happens(w, &j)
@@ -189,7 +189,7 @@ func TestOutcomeStale(t *testing.T) {
 // TestOutcomeUnstarted: a job that a worker returns unstarted goes to the end of the ready stream,
 // under a new attempt.
 func TestOutcomeUnstarted(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("g", 2, "acme", "T")
 		require.Equal(w, 2, w.admit("T", 2, noLimit).Moved)
 		run := w.read("T", "c")
@@ -211,7 +211,7 @@ func TestOutcomeUnstarted(t *testing.T) {
 }
 
 func TestOutcomeFailed(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.create("g", "acme", "T")
 		w.appendJobs(ledger.AppendArgs{Group: "g", Jobs: []ledger.NewJob{{Payload: []byte(`"a|b"`)}, {Payload: large}}})
 		run := w.begin("T", "c", 2)
@@ -253,7 +253,7 @@ func TestOutcomeFailed(t *testing.T) {
 // TestOutcomeBesideASpoiledGroup: of a batch with the groups a and b, whose states:b has the wrong
 // Redis type, only a takes effect. The entry of a's job stays until that job is reported again.
 func TestOutcomeBesideASpoiledGroup(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		for _, g := range []string{"a", "b"} {
 			w.fill(g, 1, "acme", "T")
 		}
@@ -273,7 +273,7 @@ func TestOutcomeBesideASpoiledGroup(t *testing.T) {
 // jobs are congested before it and rate is the tenant's share of RPS: here 500 ms and 250 ms for
 // each of n. A cap bounds the wait. A Retry-After, and a deferral's wait, are kept as they are.
 func TestOutcomeCongestion(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		const n = 10
 		w.fill("g", n+5, "acme", "T")
 		w.fill("b", 1, "beta", "T")
@@ -326,7 +326,7 @@ func TestOutcomeCongestion(t *testing.T) {
 // TestOutcomeCallsTheWatcherAtTheEnd: of the outcomes of a sealed group's two jobs, only the last
 // makes the group dirty and wakes the watcher, and the aggregator from its pause.
 func TestOutcomeCallsTheWatcherAtTheEnd(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("g", 2, "acme", "T")
 		w.seal("g")
 		run := w.begin("T", "c", 2)
@@ -346,7 +346,7 @@ func TestOutcomeCallsTheWatcherAtTheEnd(t *testing.T) {
 // stream. A report of the worker that started the job must not remove the entry: reclaim takes the
 // job back, and another worker runs it.
 func TestOutcomeOfALostStart(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		for _, kind := range []ledger.OutcomeKind{outcomeDone, ledger.OutcomeRetry, ledger.OutcomeFailed, ledger.OutcomeReleased} {
 			g := "g" + string(kind)
 			w.fill(g, 1, "acme", "T")

@@ -21,7 +21,7 @@ var pausables = map[ledger.Pausable]string{ledger.PauseGroup: "g", ledger.PauseT
 func eachPausable(t *testing.T, story func(w *world, what ledger.Pausable, id string)) {
 	t.Helper()
 	for what, id := range pausables {
-		t.Run(string(what), func(t *testing.T) { both(t, func(w *world) { story(w, what, id) }) })
+		t.Run(string(what), func(t *testing.T) { onStores(t, func(w *world) { story(w, what, id) }) })
 	}
 }
 
@@ -161,7 +161,7 @@ func TestPauseWhatIsScheduled(t *testing.T) {
 // TestPauseAndResumeWhatIsHeld: a scheduled group that is paused and resumed before its time is as
 // it was before; only wake tokens are added.
 func TestPauseAndResumeWhatIsHeld(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("g", 2, "acme", "T", "run_at", inAnHour())
 		before := w.dump()
 		w.pause(ledger.PauseGroup, "g")
@@ -239,7 +239,7 @@ func TestPauseAndCancel(t *testing.T) {
 }
 
 func TestPauseRefuses(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.failed("g", 1)
 		w.unchanged(func() {
 			require.ErrorIs(w, ledger.Pause(w.Context(), w.c, w.p, ledger.PauseGroup, "nobody"), api.ErrNotFound)
@@ -298,7 +298,7 @@ func TestPauseManyJobs(t *testing.T) {
 // TestPauseARateLimitedTenant: a rate-limited tenant, or its only group, is paused until after its
 // next permit. After the resumption all jobs run.
 func TestPauseARateLimitedTenant(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.spent("acme")
 		require.Equal(w, 1, w.admit("T", 10, limit(20)).NonReady)
 		w.pause(ledger.PauseTenant, "acme")

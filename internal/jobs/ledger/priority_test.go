@@ -181,7 +181,7 @@ func (m *priorityModel) actSet() {
 // TestPriorityRisesWithWhatIsDone: with ALPHA 10,000, a group with 9 of 10 jobs done passes a group
 // without ended jobs that is a minute older.
 func TestPriorityRisesWithWhatIsDone(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.byPriority(10_000)
 		for i, g := range []string{"old", "new"} {
 			w.create(g, g, "T")
@@ -208,7 +208,7 @@ func TestPriorityRisesWithWhatIsDone(t *testing.T) {
 // TestPriorityFallsInTheNextRound: all four jobs of a group have failed. After a retry the group's
 // score in the fair queue is the priority of a group without ended jobs.
 func TestPriorityFallsInTheNextRound(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.byPriority(10_000)
 		w.fill("g", 4, "a", "T")
 		w.seal("g")
@@ -270,7 +270,7 @@ func TestPriorityIsSwitchedWithABacklog(t *testing.T) {
 // TestPriorityAfterARankingThatWasCutShort: after a ranking of groups that did not come to its end,
 // SetPolicy with the same alpha ranks the rest.
 func TestPriorityAfterARankingThatWasCutShort(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.backlog("a", "T", 1)
 		w.byPriority(5)
 		require.NoError(w, w.c.Del(w.Context(), w.p.FairPriority("T", "normal")).Err())
@@ -284,7 +284,7 @@ func TestPriorityAfterARankingThatWasCutShort(t *testing.T) {
 // at most 2 permits in each window, and its groups are served in their order. Groups of other
 // tenants are not held up.
 func TestPriorityWithLimits(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.byPriority(10_000)
 		w.set("a", perWindow(2))
 		for i, g := range []string{"a1", "a2", "b1", "a3"} {

@@ -13,7 +13,7 @@ import (
 )
 
 func TestPromote(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		r := w.promote(noLimit, "T")
 		require.WithinDuration(w, time.Now(), time.UnixMicro(r.AtUS), time.Minute)
 		require.Equal(w, ledger.PromoteReply{Wait: -time.Millisecond, Permits: []ledger.Permit{}, Denials: []ledger.Denial{}, AtUS: r.AtUS}, r)
@@ -55,7 +55,7 @@ func (w *world) due(group, tenant, typ string, ms float64) {
 }
 
 func TestPromoteInTheOrderOfDueTimes(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		hour := float64(time.Now().Add(time.Hour).UnixMilli())
 		w.due("c", "x", "T", 30)
 		w.due("b", "y", "T", 20)
@@ -72,7 +72,7 @@ func TestPromoteInTheOrderOfDueTimes(t *testing.T) {
 }
 
 func TestPromoteTakesAFewAtATime(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.nonReady("g", 150)
 		require.Equal(w, 100, w.promote(noLimit, "T").Moved)
 		require.Equal(w, 50, w.promote(noLimit, "T").Moved)
@@ -81,7 +81,7 @@ func TestPromoteTakesAFewAtATime(t *testing.T) {
 }
 
 func TestPromoteSpendsPermits(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.nonReady("g", 6)
 		l := limit(4)
 		r := w.promote(l, "T")
@@ -104,7 +104,7 @@ func TestPromoteSpendsPermits(t *testing.T) {
 // TestPromoteSharesPermits: of 10 permits a tenant with 8 due jobs and no waiting ones gets its
 // share, 5, beside a tenant with 5 waiting jobs.
 func TestPromoteSharesPermits(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.create("b", "beta", "T")
 		for i := range 8 {
 			w.due(fmt.Sprint("g", i), "acme", "T", float64(i))
@@ -121,7 +121,7 @@ func TestPromoteSharesPermits(t *testing.T) {
 // TestPromoteTenantsTakeTurnsOverWindows: 6 tenants have due jobs, and a window has 2 permits. In 9
 // windows the tenants get permits in turn, 3 times each.
 func TestPromoteTenantsTakeTurnsOverWindows(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		const tenants, permits = 6, 2
 		for i := range tenants {
 			tenant := string(rune('a' + i))
@@ -181,7 +181,7 @@ func TestPromoteBesideAFullReadyStream(t *testing.T) {
 // TestPromoteSuspectsBesideAFullReadyStream: two suspects become ready although the stream is full.
 // The job that the same dead worker had read and not started stays non-ready.
 func TestPromoteSuspectsBesideAFullReadyStream(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("g", 4, "acme", "T")
 		require.Equal(w, 4, w.admit("T", 4, noLimit).Moved)
 		read := w.readSome("T", "lost", 3)
@@ -197,7 +197,7 @@ func TestPromoteSuspectsBesideAFullReadyStream(t *testing.T) {
 // TestPromoteSuspendsAndDropsBesideAFullReadyStream: due jobs of a paused group are suspended and
 // those of a cancelled group are dropped although the stream is full.
 func TestPromoteSuspendsAndDropsBesideAFullReadyStream(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		for _, group := range []string{"a", "b", "c", "d"} {
 			w.nonReady(group, 3)
 		}
@@ -279,7 +279,7 @@ func TestPromoteBehindVeryManyThatAreBlocked(t *testing.T) {
 // TestPromoteCap: the ready stream of a type that is not in Caps holds at most Cap undelivered
 // jobs, that of a type in Caps as many as its value there.
 func TestPromoteCap(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.nonReady("g", 5)
 		args := ledger.PromoteArgs{
 			Most: 100, Meter: w.use(noLimit), Seed: seed, FullWait: time.Hour, Cap: 2, Caps: map[string]int{"U": 1000},
@@ -300,7 +300,7 @@ func TestPromoteCap(t *testing.T) {
 }
 
 func TestPromoteDropsWhatEnded(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.nonReady("g", 2)
 		w.cancel("g")
 		require.Zero(w, w.promote(noLimit, "T").Moved)
@@ -334,7 +334,7 @@ func TestPromoteDropsWhatEnded(t *testing.T) {
 // TestPromoteQuarantinesWhatCantBeRead: a blob that can't be parsed is quarantined, and a second
 // blob of a job is dropped. The job becomes ready once.
 func TestPromoteQuarantinesWhatCantBeRead(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.due("g", "acme", "T", 5)
 		blob := w.c.ZRange(w.Context(), w.p.NonReadyOf("acme"), 0, -1).Val()[0]
 		w.c.ZAdd(w.Context(), w.p.NonReadyOf("acme"), redis.Z{Score: 1, Member: "nonsense"}, redis.Z{Score: 6, Member: blob + "twin"})
@@ -347,7 +347,7 @@ func TestPromoteQuarantinesWhatCantBeRead(t *testing.T) {
 }
 
 func TestPromoteTellsHowLongJobsHaveWaited(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		ago := func(d time.Duration) string { return timestamp(time.Now().Add(-d)) }
 		parent := "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 		for _, c := range []struct {
@@ -385,7 +385,7 @@ func TestPromoteTellsHowLongJobsHaveWaited(t *testing.T) {
 // TestPromoteGetsItsTurnOfASinglePlace: if a ready stream has free capacity for one job at a time,
 // as with long jobs, a due job and waiting jobs both are among the first four that run.
 func TestPromoteGetsItsTurnOfASinglePlace(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("a", 1, "acme", "T")
 		w.outcome("T", other(ledger.OutcomeRetry, w.begin("T", "c", 1)[0], 0))
 		w.fill("b", 30, "beta", "T")

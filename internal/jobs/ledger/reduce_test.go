@@ -37,7 +37,7 @@ func (w *world) reduce(a ledger.ReduceArgs) ledger.ReduceReply {
 }
 
 func TestReduce(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		e := w.reported("g", 3)
 		w.c.Del(w.Context(), w.p.Dirty())
 		a := ledger.ReduceArgs{
@@ -79,7 +79,7 @@ func TestReduce(t *testing.T) {
 // TestReduceAfterALoss: a partial aggregate is deleted, as by a failover, and begun again. A call
 // with its version from before the loss is refused.
 func TestReduceAfterALoss(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		e := w.reported("g", 3)
 		lost := w.reduceInto("0", e[0])
 		require.NoError(w, w.c.Del(w.Context(), w.p.Aggregate("g")).Err())
@@ -94,7 +94,7 @@ func TestReduceAfterALoss(t *testing.T) {
 // TestReduceNothing: a call with an entry and no jobs, as for an entry whose results are all
 // reduced, answers the version that it found. It leaves the partial aggregate and the result lines.
 func TestReduceNothing(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		e := w.reported("g", 1)
 		r := w.reduceInto("0", e[0])
 		require.Equal(w, r, w.reduce(ledger.ReduceArgs{Group: "g", Partial: "0", Version: r.Version, Entries: []string{e[0].entry}}))
@@ -107,7 +107,7 @@ func TestReduceNothing(t *testing.T) {
 // TestReduceWhatIsNotDone: Reduce refuses a call that names a job that is not done or is already
 // reduced, or names a job twice.
 func TestReduceWhatIsNotDone(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.everywhere("g") // DFNIRNNW
 		bad := ledger.ReduceArgs{Group: "g", Partial: "0", Ordinals: []int64{0, 1, 2, 3, 4, 5, 6, 7, 8}}
 		w.unchanged(func() {
@@ -126,7 +126,7 @@ func TestReduceWhatIsNotDone(t *testing.T) {
 }
 
 func TestReduceAGroupThatIsGone(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		e := w.reported("g", 2)
 		w.cancel("g")
 		w.sweep("g")
@@ -200,7 +200,7 @@ func (w *world) reduceAll() {
 // TestReduceFailures: the aggregate of a round's failures is stored before the group ends, and
 // deleted with the next round.
 func TestReduceFailures(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("g", 2, "acme", "T", "reduce_failures", "1")
 		w.seal("g")
 		run := w.begin("T", "c", 2)
@@ -284,7 +284,7 @@ func TestAggregateErrors(t *testing.T) {
 // cancelled, in conflict or has other results reduced harms none of the others, and only what has not
 // succeeded is left in the stream.
 func TestReduceMany(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		byGroup := map[string]results{}
 		names := []string{"ends", "goes on", "spoiled", "gone", "cancelled", "reduced", "newer", "plain"}
 		for _, g := range names {
@@ -353,7 +353,7 @@ func TestReduceMany(t *testing.T) {
 // TestReduceLeavesToTheWatcher: reduce does not end a group whose failures must be reduced, nor one
 // that requeue has not settled. It marks them dirty.
 func TestReduceLeavesToTheWatcher(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("failures", 2, "acme", "T", "reduce_failures", "1")
 		w.fill("reopened", 2, "acme", "T")
 		for _, g := range []string{"failures", "reopened"} {
@@ -382,7 +382,7 @@ func TestReduceLeavesToTheWatcher(t *testing.T) {
 
 // TestEventsOfOneCallShareAnEntry: a group makes five transitions in four calls.
 func TestEventsOfOneCallShareAnEntry(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("g", 1, "acme", "T")
 		w.seal("g")
 		w.advance("g")

@@ -21,7 +21,7 @@ func (w *world) reopen(group string) (int, error) {
 // TestRetryMore: the pages of an operation add failed jobs to the round that the first one has opened,
 // until the group has ended; nobody else does, and a repeated page changes nothing.
 func TestRetryMore(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.failed("g", 4)
 		more := func(operation, page string, jobs ...int64) error {
 			return ledger.RetryMore(w.Context(), w.c, w.p, "g", operation, page, ledger.RetryChoice{Jobs: jobs})
@@ -55,7 +55,7 @@ func TestRetryMore(t *testing.T) {
 }
 
 func TestReopenAndRequeue(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.create("g", "acme", "T")
 		w.appendJobs(ledger.AppendArgs{Group: "g", Mode: ledger.AppendSeal, Jobs: []ledger.NewJob{
 			{Payload: []byte(`"a|\n"`)}, {Payload: []byte("1")}, {Type: "U", Payload: large}, {Payload: []byte("3")},
@@ -127,7 +127,7 @@ func TestReopenAndRequeue(t *testing.T) {
 // round, before and after round 2 has ended. Another request is refused until then, and afterwards
 // opens round 3.
 func TestReopenRepeated(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.failed("g", 1)
 		again := func(request string) (int, error) {
 			return ledger.Reopen(w.Context(), w.c, w.p, "g", request, ledger.RetryChoice{})
@@ -160,7 +160,7 @@ func TestReopenRepeated(t *testing.T) {
 }
 
 func TestReopenRefuses(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("open", 1, "acme", "U")
 		w.create("cancelled", "acme", "T")
 		w.cancel("cancelled")
@@ -238,7 +238,7 @@ func TestRequeueManyJobs(t *testing.T) {
 // TestRequeueBesideJobsThatFailAgain: after each call of Requeue, up to 20 jobs of a group of 250
 // fail again. They stay failed, although more calls requeue the other jobs.
 func TestRequeueBesideJobsThatFailAgain(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		const n = 250
 		w.failedMany("g", n)
 		_, err := w.reopen("g")
@@ -258,7 +258,7 @@ func TestRequeueBesideJobsThatFailAgain(t *testing.T) {
 // TestRequeueGarbage: a failure record that can't be parsed is quarantined and does not block the
 // others.
 func TestRequeueGarbage(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.failed("g", 2)
 		w.c.HSet(w.Context(), w.p.Failures("g"), "7", "nonsense", "x", `{"code":"C"}`+"\nno blob", "8", `{"code":1}`+"\n"+"g|T|1|0|0|0|0|0|0|1||8|1||1", "9", "{\n"+"g|T|1|0|0|0|0|0|0|1||9|1||1")
 		w.retry("g")
@@ -271,7 +271,7 @@ func TestRequeueGarbage(t *testing.T) {
 
 // TestRequeueBringsATypeBack: requeueing a failed job of a retired type makes the type known again.
 func TestRequeueBringsATypeBack(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.failed("g", 1)
 		require.True(w, w.retire("T", time.Minute))
 		w.retry("g")
@@ -283,7 +283,7 @@ func TestRequeueBringsATypeBack(t *testing.T) {
 // TestRetryChoice: a retry that chooses an error code and a job requeues 3 of 6 failed jobs and
 // deletes their dead letters. The others stay failed until a retry without a choice.
 func TestRetryChoice(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("g", 6, "acme", "T")
 		w.seal("g")
 		w.admit("T", 6, noLimit)
@@ -398,7 +398,7 @@ func (w *world) endWith(kind ledger.OutcomeKind, j taken, code string) {
 // TestLastErrors: the last three errors of a job remain while it is retried and after it has
 // failed; a new round begins without them. Start gives the last error to the next attempt.
 func TestLastErrors(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("g", 2, "acme", "T")
 		w.seal("g")
 		run := w.begin("T", "c", 2)
@@ -459,7 +459,7 @@ func TestLastErrors(t *testing.T) {
 // times. Each further attempt gets that error, not a deferral, as the last error. Of the failed job
 // the error and the final one are kept.
 func TestLastErrorsOfADeferredJob(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("g", 1, "acme", "T")
 		j := w.begin("T", "c", 1)[0]
 		w.endWith(ledger.OutcomeDeferred, j, "BUSY")
@@ -483,7 +483,7 @@ func TestLastErrorsOfADeferredJob(t *testing.T) {
 // TestLastErrorsOfABatch: one Start of six jobs gives each of the two jobs that were retried its
 // own last error, although an unreadable line precedes one of them, and the released jobs none.
 func TestLastErrorsOfABatch(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		for _, g := range []string{"g", "h", "i"} {
 			w.fill(g, 2, "acme", "T")
 		}
@@ -513,7 +513,7 @@ func TestLastErrorsOfABatch(t *testing.T) {
 // and when it is swept after a cancellation. After a sweep a failed job still has its record in
 // failures:GROUP.
 func TestLastErrorsAreDeletedWithTheGroup(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		for _, g := range []string{"g", "h"} {
 			w.fill(g, 1, "acme", "T")
 			w.seal(g)
@@ -532,7 +532,7 @@ func TestLastErrorsAreDeletedWithTheGroup(t *testing.T) {
 // TestStartWithUnreadableErrors: one call starts jobs of two groups, although errors:GROUP of the
 // second has the wrong Redis type. Only the job of the first group gets its last error.
 func TestStartWithUnreadableErrors(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		for _, g := range []string{"a", "b"} {
 			w.fill(g, 1, "acme", "T")
 		}

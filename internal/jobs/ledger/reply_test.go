@@ -71,7 +71,7 @@ func TestUnexpectedRepliesAreErrors(t *testing.T) {
 			return ledger.Seal(ctx, c, p, "h", nil)
 		}, false},
 	}
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("g", 60, "acme", "T")
 		w.create("h", "acme", "T")
 		fence, err := ledger.Lead(w.Context(), w.c, w.p, "w", time.Hour)
@@ -107,7 +107,7 @@ func TestUnexpectedRepliesAreErrors(t *testing.T) {
 
 // TestUnexpectedRefusals: a refusal without the values that its text needs is an unexpected reply.
 func TestUnexpectedRefusals(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.create("g", "acme", "T")
 		w.cancel("g")
 		w.sweep("g")

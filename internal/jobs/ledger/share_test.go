@@ -14,7 +14,7 @@ import (
 // TestShareLendsWhatIsLeft: beside a tenant with 2 jobs, a busy tenant gets 5 of 10 permits with
 // static shares and 8 with elastic ones.
 func TestShareLendsWhatIsLeft(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.backlog("busy", "T", 100)
 		w.backlog("small", "T", 2)
 		require.Equal(w, map[string]int64{"busy": 5, "small": 2}, w.exhaust("T", 100, limit(10)), "static shares lend nothing")
@@ -36,7 +36,7 @@ func (w *world) promoteNone() {
 // TestShareComesBackInTheNextWindow: a tenant that is alone gets all 10 permits in each of three
 // windows. Two tenants that get jobs then have their full shares in the next window.
 func TestShareComesBackInTheNextWindow(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.backlog("busy", "T", 200)
 		l := elastic(10)
 		for range 3 {
@@ -71,7 +71,7 @@ func (w *world) served(l limittest.Limit, tenants ...string) map[string]int64 {
 // TestShareUsesTheRemainder: three tenants together get all of 11 permits, each 3 to 5, with 1, 4,
 // 7 and 10 jobs in a call.
 func TestShareUsesTheRemainder(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		for _, tenant := range []string{"a", "b", "c"} {
 			w.backlog(tenant, "T", 20)
 		}
@@ -89,7 +89,7 @@ func TestShareUsesTheRemainder(t *testing.T) {
 // TestShareOfATenantInSeveralLanes: a tenant with jobs in three lanes and one with jobs in one lane
 // get 6 of 12 permits each. With a limit of its own of 2, the first tenant gets 2 in all.
 func TestShareOfATenantInSeveralLanes(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		for _, lane := range []string{"high", "normal", "low"} {
 			w.fill(lane, 50, "a", "T", "lane", lane)
 		}
@@ -105,7 +105,7 @@ func TestShareOfATenantInSeveralLanes(t *testing.T) {
 }
 
 func TestShareOfATenantWithALimitOfItsOwn(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.backlog("a", "T", 30)
 		w.set("a", perWindow(3))
 		require.Equal(w, map[string]int64{"a": 3}, w.exhaust("T", 100, elastic(10)), "it never borrows, whatever is left")
@@ -122,7 +122,7 @@ func TestShareOfATenantWithALimitOfItsOwn(t *testing.T) {
 // TestShareReserves: a tenant with jobs of type T gets 7 of 10 permits, its own 5 and 2 borrowed,
 // because 3 jobs of type U, of another tenant, are waiting.
 func TestShareReserves(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.backlog("busy", "T", 100)
 		w.backlog("other", "U", 3)
 		l := elastic(10)
@@ -147,7 +147,7 @@ func TestShareReserves(t *testing.T) {
 }
 
 func TestShareReservesWhatIsDue(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		for i := range 4 {
 			w.due(fmt.Sprint("due", i), "small", "T", float64(10+i))
 		}
@@ -179,7 +179,7 @@ func TestShareReservesWhatIsDue(t *testing.T) {
 // TestShareByWeight: tenants with the weights 1, 2 and 4 get 10, 20 and 40 of 70 permits, and about
 // 40, 80 and 160 of 280 admissions without a limit.
 func TestShareByWeight(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		tenants := []string{"a", "b", "c"}
 		for i, tenant := range tenants {
 			w.set(tenant, weight(float64(int(1)<<i)))
@@ -259,7 +259,7 @@ func TestShareByDuration(t *testing.T) {
 // TestShareChargesWhatIsOwed: a tenant was charged 1 ms for a job that ran 31 ms. The other 30 ms
 // are charged once, when jobs are dequeued again: the tenant gets about 5 of 40 admissions.
 func TestShareChargesWhatIsOwed(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.backlog("a", "T", 100)
 		w.backlog("b", "T", 100)
 		jobs := w.begin("T", "c", 2)
@@ -293,7 +293,7 @@ func countOf(s string, of rune) (n int) {
 // TestOneMarkerATenant: a tenant whose own limit is one permit in a window never has more than one
 // non-ready job, its marker, in 20 windows, and more than 10 jobs become ready.
 func TestOneMarkerATenant(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.set("acme", perWindow(1))
 		w.fill("g", 200, "acme", "T")
 		for range 20 {
@@ -309,7 +309,7 @@ func TestOneMarkerATenant(t *testing.T) {
 // TestShareOfATenantThatIsDue: a tenant with no waiting job, but with a due non-ready one, counts
 // as one of the tenants that share the limit.
 func TestShareOfATenantThatIsDue(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.backlog("busy", "T", 1)
 		w.due("g", "a", "T", -1000)
 		for _, tenant := range []string{"a", "busy"} {

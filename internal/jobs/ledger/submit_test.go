@@ -32,7 +32,7 @@ func (w *world) submit(all ...ledger.AppendArgs) []ledger.AppendResult {
 // TestSubmit: a new group that is sealed with its jobs is DISPATCHED, and not dirty; both of its events
 // are in the outbox. Twice, and among others, it is a duplicate.
 func TestSubmit(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		a := submission("g", 2, "total", "2")
 		r := w.submit(a)[0]
 		require.Equal(w, ledger.AppendResult{AppendReply: ledger.AppendReply{N: 2}, Status: api.StatusCreated}, r)
@@ -73,7 +73,7 @@ func (w *world) reduced(typ, group string) {
 // TestSubmitStates: whether a new group is sealed and dirty, and its state, by what its submission
 // says.
 func TestSubmitStates(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.submit(submission("open", 0), func() ledger.AppendArgs {
 			a := submission("part", 1)
 			a.Mode = ledger.AppendLast
@@ -103,7 +103,7 @@ func TestSubmitStates(t *testing.T) {
 // TestSubmitMany: of one call's groups some are refused, each for a reason of its own. The others are
 // stored, and a second call changes nothing.
 func TestSubmitMany(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.submit(submission("known", 1), submission("other", 1), submission("closed", 1))
 		require.NoError(w, w.c.Set(w.Context(), w.p.Owner("taken"), "globex", 0).Err())
 		spoiled := []string{w.p.States("spoiled-states"), w.p.Queue("spoiled-queue", "T"), w.p.Group("spoiled-hash"), w.p.Owner("spoiled-owner")}

@@ -35,7 +35,7 @@ func (w *world) withTag(tag string) (ids []string) {
 // TestTags: a group with tags is on the lists of its tags, once; so is it in views and facts. With the
 // last group of a tag the list goes, with the last tag of a tenant the set.
 func TestTags(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.submit(tagged("g1", "a=1", "b=x}y:{=z"))
 		w.submit(tagged("g2", "a=1"), submission("plain", 1))
 		w.unchanged(func() { w.submit(tagged("g1", "a=1", "b=x}y:{=z")) })
@@ -78,7 +78,7 @@ func TestTags(t *testing.T) {
 // refused, also behind another one of the call that takes the last place; one with known tags is not, nor is
 // a group of another tenant.
 func TestTagsOfATenantAreBounded(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		all := make([]any, 999)
 		for i := range all {
 			all[i] = fmt.Sprint("n=", i)
@@ -100,7 +100,7 @@ func TestTagsOfATenantAreBounded(t *testing.T) {
 // TestTagsOfAWrongType: a key of the index that another program has made refuses the group, and nothing
 // of it is written.
 func TestTagsOfAWrongType(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		for _, key := range []string{w.p.Tags("acme"), w.p.Tagged("acme", "a=1")} {
 			w.c.Set(w.Context(), key, "x", 0)
 			w.unchanged(func() { require.ErrorContains(w, w.submit(tagged("g", "a=1"))[0].Err, "WRONGTYPE") })

@@ -67,7 +67,7 @@ func TestOwnPermit(t *testing.T) {
 }
 
 func TestTenants(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		for _, tenant := range []string{"b", "a", "d", "c"} {
 			w.backlog(tenant, "T", 1)
 		}
@@ -93,7 +93,7 @@ func TestTenants(t *testing.T) {
 // TestChangeTenant: 12 concurrent calls, with four patches three times each, set three settings:
 // all take effect. After patches to the defaults the tenant is forgotten.
 func TestChangeTenant(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		settings := func() ledger.TenantSettings {
 			st, err := ledger.Tenant(w.Context(), w.c, w.p, "acme", w.use(noLimit))
 			require.NoError(w, err)
@@ -126,7 +126,7 @@ func TestChangeTenant(t *testing.T) {
 // TestPreviewOfSettings: TenantWith predicts the limit that an active or idle tenant has after it
 // got the settings, and changes nothing.
 func TestPreviewOfSettings(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.backlog("busy", "T", 20)
 		w.backlog("acme", "T", 20)
 		w.set("busy", weight(2))
@@ -159,7 +159,7 @@ func TestPreviewOfSettings(t *testing.T) {
 // TestImplicitTenants: a tenant whose only group has the tenant's id is implicit, unless it has
 // settings or is paused.
 func TestImplicitTenants(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		for group, tenant := range map[string]string{
 			"own": "own", "limited": "limited", "paused": "paused",
 			"g":     "other",                    // its only group has another id
@@ -205,7 +205,7 @@ func (w *world) totals(typ string) (of, retired api.JobTotals) {
 // TestTotals: the totals count each event that takes effect once, and survive the retirement of the
 // type.
 func TestTotals(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		is := func(want api.JobTotals) {
 			w.Helper()
 			of, retired := w.totals("T")
@@ -290,7 +290,7 @@ func TestPermitsUsedAboveTheQuota(t *testing.T) {
 }
 
 func TestReadQueues(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		for _, g := range []struct {
 			id, tenant, typ string
 			jobs            int
@@ -315,7 +315,7 @@ func TestReadQueues(t *testing.T) {
 }
 
 func TestReadPartition(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		read := func() ledger.PartitionStats {
 			s, err := ledger.ReadPartition(w.Context(), w.c, w.p)
 			require.NoError(w, err)
@@ -339,7 +339,7 @@ func TestReadPartition(t *testing.T) {
 // TestPausedTypes: PausedTypes returns the paused types in alphabetical order, also beside 1,500
 // paused tenants, more than one page of HSCAN holds.
 func TestPausedTypes(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		read := func() []string {
 			types, err := ledger.PausedTypes(w.Context(), w.c, w.p, nil)
 			require.NoError(w, err)
@@ -396,7 +396,7 @@ func (c *callCounter) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 }
 
 func TestLead(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		lead := func(who string, lease time.Duration) int64 {
 			w.Helper()
 			fence, err := ledger.Lead(w.Context(), w.c, w.p, who, lease)
@@ -422,7 +422,7 @@ func TestLead(t *testing.T) {
 }
 
 func TestCountRenewal(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		for want := range int64(3) {
 			n, err := ledger.CountRenewal(w.Context(), w.c, w.p)
 			require.NoError(w, err)
@@ -437,7 +437,7 @@ func TestCountRenewal(t *testing.T) {
 
 // TestTakeDeletedFound: TakeDeletedFound tells once that Reclaim has found a pending entry deleted.
 func TestTakeDeletedFound(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		take := func() bool {
 			w.Helper()
 			suspicious, err := ledger.TakeDeletedFound(w.Context(), w.c, w.p)
@@ -457,7 +457,7 @@ func TestTakeDeletedFound(t *testing.T) {
 // TestQueueRequests: QueueRequests finds each of six request ids, of several forms, after its
 // append and not before. Asked for all six and an unknown one, it answers false.
 func TestQueueRequests(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		stored := func(requests ...string) bool {
 			var all func() bool
 			_, _ = w.c.Pipelined(w.Context(), func(pipe redis.Pipeliner) error {
@@ -507,7 +507,7 @@ func (w *world) why(group string, ordinal int64) ledger.WaitingJob {
 }
 
 func TestWhy(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		_, err := ledger.Why(w.Context(), w.c, w.p, "g", ledger.NextJob, 100)
 		require.ErrorIs(w, err, api.ErrNotFound)
 		w.fill("small", 4, "acme", "T")
@@ -549,7 +549,7 @@ func TestWhy(t *testing.T) {
 }
 
 func TestWhyTellsWhatStandsInTheWay(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("g", 3, "acme", "T")
 		require.Equal(w, ledger.WaitingJob{Tenant: "acme", Status: api.StatusCreated, Types: []string{"T"}, Type: "T", Accepted: 3, State: ledger.Waiting, Ordinal: 2, Place: 2}, w.why("g", 2))
 		w.c.HSet(w.Context(), w.p.Group("g"), "paused", 1)
@@ -570,7 +570,7 @@ func TestWhyTellsWhatStandsInTheWay(t *testing.T) {
 // TestWhyOutOfTheQueue: Why returns the state letter of a job that is not waiting, and the counts
 // of a group without waiting jobs. Place is -1 where the search in the queue fails.
 func TestWhyOutOfTheQueue(t *testing.T) {
-	both(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.fill("g", 2, "acme", "T")
 		w.admit("T", 2, noLimit)
 		l := w.why("g", 1)

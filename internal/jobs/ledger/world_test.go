@@ -45,11 +45,11 @@ type world struct {
 	limits *lastLimit
 }
 
-// both runs a test on a real Redis and on miniredis, as parallel subtests.
-func both(t *testing.T, story func(w *world)) {
+// onStores runs a test on each kind of server, as parallel subtests.
+func onStores(t *testing.T, story func(w *world)) {
 	t.Helper()
 	t.Parallel()
-	redistest.Both(t, func(t *testing.T, url, prefix string) {
+	redistest.Stores(t, func(t *testing.T, url, prefix string) {
 		t.Parallel()
 		story(newWorld(t, client(t, url), prefix))
 	})
@@ -70,10 +70,15 @@ func newWorld(t tb, c redis.UniversalClient, prefix string) *world {
 	return &world{tb: t, c: c, p: space.Partition(0), space: space, prefix: prefix, limits: &lastLimit{}}
 }
 
-func client(t testing.TB, url string) *redis.Client {
-	opts, err := redis.ParseURL(url)
-	require.NoError(t, err)
-	return clientOf(t, opts)
+func client(t testing.TB, url string) redis.UniversalClient {
+	o := redistest.Options(t, url)
+	if !o.IsClusterMode {
+		return clientOf(t, o.Simple())
+	}
+	o.MaxRetries, o.ReadTimeout = -1, time.Minute // as below
+	c := redis.NewUniversalClient(o)
+	t.Cleanup(func() { _ = c.Close() })
+	return c
 }
 
 func clientOf(t testing.TB, opts *redis.Options) *redis.Client {
@@ -522,12 +527,9 @@ func (w *world) dump() map[string]string {
 
 func (w *world) keys() []string {
 	w.Helper()
-	var keys []string
-	for it := w.c.Scan(w.Context(), 0, w.p.Base()+"*", 1000).Iterator(); it.Next(w.Context()); {
-		keys = append(keys, it.Val())
-	}
-	slices.Sort(keys)
-	return slices.Compact(keys)
+	keys, err := redistest.Keys(w.Context(), w.c, w.p.Base()+"*")
+	require.NoError(w, err)
+	return keys
 }
 
 func (w *world) content(key string) string {

@@ -317,10 +317,10 @@ func (u User) probes() []probe {
 		switch {
 		case slices.Contains(onChannel, name):
 			for _, pattern := range u.Channels {
-				all = append(all, probe{name + " " + sample(pattern), ofChannel, name, pattern})
+				all = append(all, probe{command(name, sample(pattern)), ofChannel, name, pattern})
 			}
 		case slices.Contains(withoutKey, name):
-			all = append(all, probe{strings.ReplaceAll(name, "|", " "), ofCommand, name, ""})
+			all = append(all, probe{command(name, ""), ofCommand, name, ""})
 		default:
 			all = append(all, probe{command(name, sample(main)), ofCommand, name, main})
 		}
@@ -334,22 +334,46 @@ func (u User) probes() []probe {
 // sample returns a name that a pattern matches.
 func sample(pattern string) string { return strings.ReplaceAll(pattern, "*", "0") }
 
-// command returns the text of a Redis command on a key, with the arguments that Redis needs to find
-// the key in it. check_rights tests the text; nothing runs it.
+// command returns the text of a Redis command on a key, channel or nothing, with all arguments that
+// it needs: with fewer, some versions of Redis (8.0.2, 8.6.3) answer that the command may not run,
+// and Valkey 9.1 crashes. check_rights tests the text; nothing runs it.
 func command(name, key string) string {
 	words := strings.ReplaceAll(name, "|", " ")
 	switch name {
-	case "blpop":
-		return words + " " + key + " 0" // the last argument is not a key
 	case "eval", "evalsha":
 		return words + " script 1 " + key
+	case "rename", "sunionstore":
+		return words + " " + key + " " + key
 	case "xread":
 		return words + " streams " + key + " 0"
 	case "xreadgroup":
 		return words + " group g c streams " + key + " >"
+	case "zunionstore":
+		return words + " " + key + " 1 " + key
 	}
-	return words + " " + key
+	if key != "" {
+		words += " " + key
+	}
+	return words + strings.Repeat(" 0", arguments[name])
 }
+
+// arguments has the number of arguments that commands need, besides their key or channel.
+var arguments = func() map[string]int {
+	all := map[string]int{}
+	for n, names := range map[int]string{
+		1: "blpop client|setname hdel hexists hget hmget hscan hstrlen lindex lpush pexpire publish rpush sadd scan select set " +
+			"setnx sismember srem sscan xdel xinfo|consumers xpending xsetid zrank zrem zrevrank zscan zscore",
+		2: "getrange hincrby hset hsetnx lrange lrem ltrim setrange wait xack xgroup|create xgroup|delconsumer xgroup|setid " +
+			"xrange xrevrange xtrim zadd zcount zincrby zrange zrangebylex zrangebyscore zremrangebyscore zrevrange zrevrangebyscore",
+		3: "xadd",
+		4: "xautoclaim xclaim",
+	} {
+		for _, name := range strings.Fields(names) {
+			all[name] = n
+		}
+	}
+	return all
+}()
 
 // onChannel lists the commands whose argument is a channel, withoutKey those without a channel or a
 // key. All other commands have a key.

@@ -28,8 +28,9 @@ const maxRenumbered = 10_000
 // its new id.
 //
 //	KEYS: stream. ARGV: how far in the future (ms), most entries.
-//	Reply: the number of entries with new ids; -1 if they are more than most: nothing was changed;
-//	false if there is no stream, or its last id is not in the future.
+//	Reply: the number of entries with new ids; -1 if they are more than most, -2 if the server is
+//	Redis from 7.2 on or Valkey, whose XSETID refuses an id below that of a deleted entry: nothing
+//	was changed; false if there is no stream, or its last id is not in the future.
 var renumberScript = call.NewScript("renumber", luaFields+`
 local stream, most = KEYS[1], tonumber(ARGV[2])
 local function ms(id) return tonumber(string.match(id, '^%d+') or 0) end
@@ -39,6 +40,7 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local future = now + tonumber(ARGV[1])
 if ms(last) < future then return false end
+if (redis.REDIS_VERSION_NUM or 0) >= 0x00070200 then return -2 end
 local entries = redis.call('XRANGE', stream, string.format('%.0f', future), '+', 'COUNT', most + 1)
 if #entries > most then return -1 end
 redis.call('XSETID', stream, last) -- changes nothing; an error here loses no entry
@@ -58,7 +60,8 @@ return #entries
 
 // renumber gives new ids to the entries of a stream whose ids are in the future, and logs it.
 // Otherwise an entry with the largest possible id would block the stream for ever. More than
-// maxRenumbered entries keep their ids: that is logged, and no error.
+// maxRenumbered entries, and all on a server that can't lower a stream's last id, keep their ids: that is
+// logged, and no error.
 func renumber(ctx context.Context, c redis.Cmdable, stream string, log *slog.Logger) error {
 	reply, err := renumberScript.Run(ctx, c, []string{stream}, []any{futureAge.Milliseconds(), maxRenumbered})
 	if err != nil {
@@ -66,6 +69,9 @@ func renumber(ctx context.Context, c redis.Cmdable, stream string, log *slog.Log
 	}
 	switch n, future := reply.(int64); {
 	case !future:
+	case n == -2:
+		log.ErrorContext(ctx, "the last id of a stream is in the future, which this server can't undo: stop who writes "+
+			"such ids, and if it refuses entries, delete the stream when it is empty", "stream", stream)
 	case n < 0:
 		log.ErrorContext(ctx, "too many entries have ids in the future, trying again when some are handled",
 			"stream", stream)

@@ -132,7 +132,7 @@ func TestAuditFindsViolations(t *testing.T) {
 		}, []string{"room-slots: no limited seats are left, but 10 seats should be"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			onBoth(t, func(w *world) {
+			onStores(t, func(w *world) {
 				audited(w)
 				require.Empty(w, w.audit(), "an undamaged event keeps the laws")
 				require.NoError(w, test.damage(w.Context(), w))
@@ -174,7 +174,7 @@ func (w *world) dump() string {
 // TestAuditOfManyUsers: the audit reads an event of 1,000 users in pages of less than 500 elements.
 // Of 300 violations it reports 100, and the sum of the other 200.
 func TestAuditOfManyUsers(t *testing.T) {
-	onBoth(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.declare(defaults(0))
 		for from := 0; from < 1000; from += 200 {
 			var users []string
@@ -211,7 +211,7 @@ func TestAuditOfManyUsers(t *testing.T) {
 
 // TestAuditWhileUsersMove: while users move, the audit finds nothing.
 func TestAuditWhileUsersMove(t *testing.T) {
-	onBoth(t, func(w *world) {
+	onStores(t, func(w *world) {
 		s := defaults(20)
 		s.Grace, s.Ready = 50*time.Millisecond, 20*time.Millisecond
 		w.declare(s)
@@ -256,13 +256,13 @@ func TestAuditWhileUsersMove(t *testing.T) {
 }
 
 func TestAuditOfAnUnknownEvent(t *testing.T) {
-	onBoth(t, func(w *world) { require.Empty(w, w.audit()) })
+	onStores(t, func(w *world) { require.Empty(w, w.audit()) })
 }
 
 // TestARecordIsRight: another program has added users to sorted sets that their records contradict.
 // The scripts trust the records: the users keep their places and slots, and leave the wrong sets.
 func TestARecordIsRight(t *testing.T) {
-	onBoth(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.declare(defaults(1))
 		w.enter("inside", "waits", "waits-too", "away")
 		w.claim("inside")
@@ -297,7 +297,7 @@ func TestARecordIsRight(t *testing.T) {
 // TestForgetWithRecordsOfNobody: a closed event without users is deleted, even if Redis still holds
 // records under user ids that never entered.
 func TestForgetWithRecordsOfNobody(t *testing.T) {
-	onBoth(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.declare(defaults(0))
 		w.enter("a")
 		require.NoError(w, w.rdb.HSet(w.Context(), w.p.RoomUsers(event), "b", "W|9||0|||", "c", "nonsense").Err())
@@ -315,7 +315,7 @@ func TestForgetWithRecordsOfNobody(t *testing.T) {
 // TestStockIsInAll: two of five seats are sold. When the stock is then declared as 1, 3 and 5
 // seats, there are 0, 1 and 3 seats left; with 0 left the event is sold out.
 func TestStockIsInAll(t *testing.T) {
-	onBoth(t, func(w *world) {
+	onStores(t, func(w *world) {
 		declare := func(stock *int64) *int64 {
 			s := defaults(5)
 			s.Stock = stock

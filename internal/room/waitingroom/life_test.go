@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -21,7 +20,7 @@ import (
 
 // TestTheWayOfAUser: a user enters, waits, is promoted, gets a token, and gives the slot back.
 func TestTheWayOfAUser(t *testing.T) {
-	onBoth(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.declare(defaults(1))
 		first := w.enter("a")[0]
 		require.Equal(w, waitingroom.Ready, first.Code) // nobody waits and a slot is free
@@ -73,7 +72,7 @@ func TestTheWayOfAUser(t *testing.T) {
 }
 
 func TestDisconnectAndReturn(t *testing.T) {
-	onBoth(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.declare(defaults(0))
 		w.enter("a", "b", "c")
 		codes, err := w.Disconnect(w.Context(), event, visitor("a"), waitingroom.Visitor{User: "b", Conn: "00000002.1"}, visitor("x"))
@@ -109,7 +108,7 @@ func TestDisconnectAndReturn(t *testing.T) {
 // TestTheDocumentsBehaviour: with grace 0, on_close release and no_show release, the end of a
 // stream removes the user in every state, as the requirements document says.
 func TestTheDocumentsBehaviour(t *testing.T) {
-	onBoth(t, func(w *world) {
+	onStores(t, func(w *world) {
 		s := defaults(1)
 		s.Grace, s.OnClose, s.NoShow = 0, "release", "release"
 		w.declare(s)
@@ -135,7 +134,7 @@ func TestTheDocumentsBehaviour(t *testing.T) {
 }
 
 func TestPolls(t *testing.T) {
-	onBoth(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.declare(defaults(0))
 		poll := func(mode waitingroom.Mode, user string) waitingroom.Code {
 			e, err := w.Enter(w.Context(), event, mode, 20*time.Second, waitingroom.Visitor{User: user})
@@ -163,7 +162,7 @@ func TestPolls(t *testing.T) {
 }
 
 func TestRefusals(t *testing.T) {
-	onBoth(t, func(w *world) {
+	onStores(t, func(w *world) {
 		_, err := w.Enter(w.Context(), event, waitingroom.EnterNew, 0, visitor("a"))
 		require.ErrorIs(w, err, waitingroom.ErrUnknown)
 		s := defaults(0)
@@ -200,7 +199,7 @@ func TestRefusals(t *testing.T) {
 // TestStock: an event has 5 slots and a stock of 2 seats. Two of three users get in; the third is
 // not promoted after the first sale, and the second sale makes the event sold out.
 func TestStock(t *testing.T) {
-	onBoth(t, func(w *world) {
+	onStores(t, func(w *world) {
 		s, stock := defaults(5), int64(2)
 		s.Stock = &stock
 		w.declare(s)
@@ -235,7 +234,7 @@ func TestStock(t *testing.T) {
 }
 
 func TestDeclare(t *testing.T) {
-	onBoth(t, func(w *world) {
+	onStores(t, func(w *world) {
 		declare := func(s waitingroom.Settings, o waitingroom.DeclareOptions) (waitingroom.Declared, error) {
 			return w.Declare(w.Context(), event, s, o)
 		}
@@ -276,7 +275,7 @@ func TestDeclare(t *testing.T) {
 }
 
 func TestRenewAndVerify(t *testing.T) {
-	onBoth(t, func(w *world) {
+	onStores(t, func(w *world) {
 		s := defaults(1)
 		s.MaxSession = 6 * time.Minute
 		w.declare(s)
@@ -320,7 +319,7 @@ func TestMain(m *testing.M) {
 // sweeps with an older list of live brokers that does not contain the first. User a stays waiting;
 // user b, for whom enter was not repeated, becomes away.
 func TestReentryDuringASweep(t *testing.T) {
-	onBoth(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.declare(defaults(0))
 		w.enter("a", "b")
 		key := w.p.RoomUsers(event)
@@ -345,7 +344,7 @@ func TestReentryDuringASweep(t *testing.T) {
 
 // TestSweepInPages: a sweep looks at 1,000 users a call, and moves at most 200.
 func TestSweepInPages(t *testing.T) {
-	onBoth(t, func(w *world) {
+	onStores(t, func(w *world) {
 		w.declare(defaults(0))
 		var users []string
 		for i := range 1100 {
@@ -386,17 +385,13 @@ type world struct {
 	p     keyspace.Partition
 }
 
-// onBoth runs a test on a real Redis and on miniredis.
-func onBoth(t *testing.T, test func(w *world)) {
+// onStores runs a test on each kind of server.
+func onStores(t *testing.T, test func(w *world)) {
 	t.Helper()
 	t.Parallel()
-	t.Run("redis", func(t *testing.T) {
-		url, prefix := redistest.Parallel(t)
-		test(newWorld(t, url, prefix))
-	})
-	t.Run("miniredis", func(t *testing.T) {
+	redistest.Stores(t, func(t *testing.T, url, prefix string) {
 		t.Parallel()
-		test(newWorld(t, "redis://"+miniredis.RunT(t).Addr(), "bulk-action:"))
+		test(newWorld(t, url, prefix))
 	})
 }
 

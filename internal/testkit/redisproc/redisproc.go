@@ -5,6 +5,7 @@
 package redisproc
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -36,6 +37,7 @@ var errPortTaken = errors.New("port is taken")
 
 // Options of a redis-server. The zero value means: persist nothing, and use a temporary folder.
 type Options struct {
+	Binary    string   // path of the redis-server; empty: that of EnvBinary, or of PATH
 	Dir       string   // folder of the server's data and log; empty: a temporary folder that Close removes
 	AOF       bool     // append-only file, fsync every second, so that data survives Kill
 	MaxMemory int64    // in bytes, 0 for no limit; writes beyond it are refused
@@ -78,7 +80,7 @@ func Start(ctx context.Context, opts Options) (_ *Server, err error) {
 			err = fmt.Errorf("start redis-server: %w", errors.Join(err, s.Close()))
 		}
 	}()
-	if s.binary, err = findBinary(); err != nil {
+	if s.binary, err = findBinary(opts.Binary); err != nil {
 		return nil, err
 	}
 	if opts.Dir == "" {
@@ -109,11 +111,8 @@ func Start(ctx context.Context, opts Options) (_ *Server, err error) {
 	return s, nil
 }
 
-func findBinary() (string, error) {
-	name := os.Getenv(EnvBinary)
-	if name == "" {
-		name = "redis-server"
-	}
+func findBinary(name string) (string, error) {
+	name = cmp.Or(name, os.Getenv(EnvBinary), "redis-server")
 	path, err := exec.LookPath(name)
 	if err != nil {
 		return "", fmt.Errorf("%w (%w)", ErrNoBinary, err)

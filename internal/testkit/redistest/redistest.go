@@ -228,10 +228,16 @@ func (NoHook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessP
 	return next
 }
 
+// group is one server, or the masters of a Cluster, that all tests of the binary share.
+type group struct {
+	url     string
+	servers []*redisproc.Server
+	users   int
+}
+
 var shared struct {
 	sync.Mutex
-	server *redisproc.Server
-	users  int
+	groups map[string]*group // by store.name
 }
 
 // Parallel is [Shared] for a test that runs in parallel with others.
@@ -246,54 +252,86 @@ func Parallel(t *testing.T) (url, prefix string) {
 // they must not flush, configure or stop it.
 func Shared(t testing.TB) (url, prefix string) {
 	t.Helper()
-	server, err := acquire()
-	if err != nil {
-		t.Fatal(err)
-	}
+	return share(t, store{name: "redis", masters: 1})
+}
+
+func share(t testing.TB, s store) (url, prefix string) {
+	t.Helper()
+	g := acquire(t, s)
 	t.Cleanup(func() {
-		if t.Failed() && !server.Running() {
-			t.Logf("the shared redis-server has ended; its log:\n%s", server.Log())
+		for _, server := range g.servers {
+			if t.Failed() && !server.Running() {
+				t.Logf("the shared redis-server has ended; its log:\n%s", server.Log())
+			}
 		}
-		if err := release(); err != nil {
+		if err := release(s); err != nil {
 			t.Errorf("close the shared redis-server: %v", err)
 		}
 	})
-	return server.URL(), fmt.Sprintf("t%08x:", rand.Uint32())
+	return g.url, fmt.Sprintf("t%08x:", rand.Uint32())
 }
 
-func acquire() (*redisproc.Server, error) {
+func acquire(t testing.TB, s store) *group {
+	t.Helper()
 	shared.Lock()
 	defer shared.Unlock()
-	if shared.server == nil {
-		// Not the test's context: the server must outlive the test.
-		server, err := redisproc.Start(context.Background(), redisproc.Options{})
-		if err != nil {
-			return nil, err
+	g := shared.groups[s.name]
+	if g == nil {
+		g = &group{}
+		var nodes []*Redis
+		for range s.masters {
+			// Not the test's context: the server must outlive the test.
+			server, err := redisproc.Start(context.Background(), redisproc.Options{Binary: s.binary, Cluster: s.masters > 1})
+			if err != nil {
+				t.Fatal(errors.Join(err, g.close()))
+			}
+			g.servers = append(g.servers, server)
+			nodes = append(nodes, &Redis{t: t, server: server, admin: client(t, server.Addr())})
 		}
-		// Remove the folder now, because no code runs when the process ends. The server writes
-		// nothing to it.
-		if err := os.RemoveAll(server.Dir()); err != nil {
-			return nil, errors.Join(err, server.Close())
+		if g.url = nodes[0].URL(); s.masters > 1 {
+			form(t, nodes, s.masters)
+			for _, node := range nodes {
+				await(t, "redis cluster", node.clusterOK)
+			}
+			g.url = clusterURL(nodes)
 		}
-		shared.server = server
+		for _, server := range g.servers {
+			// Remove the folder now, because no code runs when the process ends. The server writes
+			// nothing to it that a test reads.
+			if err := os.RemoveAll(server.Dir()); err != nil {
+				t.Fatal(errors.Join(err, g.close()))
+			}
+		}
+		if shared.groups == nil {
+			shared.groups = map[string]*group{}
+		}
+		shared.groups[s.name] = g
 	}
-	shared.users++
-	return shared.server, nil
+	g.users++
+	return g
 }
 
-// release is called when a test that uses the shared server ends. After the last one it stops the
+// release is called when a test that uses a shared server ends. After the last one it stops the
 // server, unless the operating system ends the server together with the test binary: then it keeps
 // the server for later tests.
-func release() error {
+func release(s store) error {
 	shared.Lock()
 	defer shared.Unlock()
-	shared.users--
-	if shared.users > 0 || childproc.DiesWithParent {
+	g := shared.groups[s.name]
+	g.users--
+	if g.users > 0 || childproc.DiesWithParent {
 		return nil
 	}
-	server := shared.server
-	shared.server = nil
-	return server.Close()
+	delete(shared.groups, s.name)
+	return g.close()
+}
+
+func (g *group) close() error {
+	var errs []error
+	for _, server := range g.servers {
+		errs = append(errs, server.Close())
+	}
+	return errors.Join(errs...)
 }
 
 // IgnoreServers returns an option of goleak that ignores the goroutines that wait for child
