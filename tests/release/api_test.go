@@ -35,8 +35,8 @@ func TestAPIIsCompatible(t *testing.T) {
 }
 
 // lastRelease returns the tag of the newest release, or "" before the first one. Each version in
-// CHANGELOG.md has a tag, except that the newest one is perhaps about to be released: a clone
-// without tags fails the test instead of comparing nothing.
+// CHANGELOG.md has a tag, except that the newest one is perhaps about to be released: from the second
+// version on, a clone without tags fails the test instead of comparing nothing.
 func lastRelease(t *testing.T) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(root, "CHANGELOG.md"))
@@ -52,8 +52,6 @@ func lastRelease(t *testing.T) string {
 		}
 		require.Zero(t, i, "this clone lacks the tag of version %s: run `git fetch --tags --unshallow`", v[1])
 	}
-	require.Equal(t, "false\n", git(t, "rev-parse", "--is-shallow-repository"),
-		"this clone has not all tags: run `git fetch --tags --unshallow`")
 	require.Len(t, versions, 1)
 	return ""
 }
