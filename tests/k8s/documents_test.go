@@ -46,7 +46,7 @@ func TestDocumentedValues(t *testing.T) {
 		}
 	}
 	for _, m := range regexp.MustCompile(`\b(deployment|service)/([a-z-]+)`).FindAllStringSubmatch(doc, -1) {
-		require.Contains(t, objects, strings.ToUpper(m[1][:1])+m[1][1:]+" "+m[2])
+		require.NotNil(t, objects[strings.ToUpper(m[1][:1])+m[1][1:]+" "+m[2]], m[0])
 	}
 
 	var defaults map[string]any
@@ -71,7 +71,7 @@ func TestDocumentedValues(t *testing.T) {
 	variables := string(read(t, filepath.Join(root, "docs/configuration.md")))
 	for _, name := range regexp.MustCompile(`\bBULKACTION_[A-Z_]+[A-Z]\b`).FindAllString(doc, -1) {
 		if !slices.Contains([]string{"BULKACTION_API", "BULKACTION_API_KEY_FILE"}, name) { // of the command line
-			require.Contains(t, variables, "`"+name+"`")
+			require.True(t, strings.Contains(variables, "`"+name+"`"), name)
 		}
 	}
 
@@ -89,7 +89,7 @@ func TestDocumentedValues(t *testing.T) {
 	verdict := standards.AggregateCheckResults(evaluator.EvaluatePod(restricted, &pod.ObjectMeta, &pod.Spec))
 	require.True(t, verdict.Allowed, verdict.ForbiddenDetail())
 	for _, v := range pod.Spec.Containers[0].Env {
-		require.Contains(t, variables, "`"+v.Name+"`")
+		require.True(t, strings.Contains(variables, "`"+v.Name+"`"), v.Name)
 		if v.ValueFrom != nil {
 			require.Contains(t, made, v.ValueFrom.SecretKeyRef.Name)
 		}
