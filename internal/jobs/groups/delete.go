@@ -23,11 +23,18 @@ func (s *Store) Delete(ctx context.Context, group string) (api.Deletion, error) 
 	if _, err := s.Cancel(ctx, group); err != nil && !errors.Is(err, api.ErrConflict) && !errors.Is(err, api.ErrNotFound) {
 		return api.Deletion{}, err
 	}
+	events, created, err := ledger.GroupEvents(ctx, s.conn.Cmd, p, group)
+	if err != nil {
+		return api.Deletion{}, apiError(err)
+	}
+	forget := func(ctx context.Context) error {
+		return ledger.ForgetGroup(ctx, s.conn.Cmd, s.space, p, group, events, created)
+	}
 	for _, step := range []func(context.Context) error{
-		func(ctx context.Context) error { return ledger.ForgetGroup(ctx, s.conn.Cmd, s.space, p, group) },
-		func(ctx context.Context) error { return ledger.DeleteGroup(ctx, s.conn.Cmd, s.space, p, group) },
-		// A watcher may have published an event that it had read before.
-		func(ctx context.Context) error { return ledger.ForgetGroup(ctx, s.conn.Cmd, s.space, p, group) },
+		forget,
+		func(ctx context.Context) error { return ledger.DeleteGroup(ctx, s.conn.Cmd, p, group) },
+		forget, // because a watcher may have published an event that it had read before
+		func(ctx context.Context) error { return ledger.ReleaseID(ctx, s.conn.Cmd, s.space, p, group) },
 	} {
 		if err := retryUnavailable(ctx, step); err != nil {
 			return api.Deletion{}, apiError(err)

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -27,21 +28,28 @@ var (
 // forgetPage is how many entries of a stream, which may have a payload each, are read at once.
 const forgetPage = 100
 
-// ForgetGroup deletes what the streams of all groups, and the callbacks, hold of a group that has
-// ended: dead letters, results that are not reduced, and events, those of the outbox too. Entries of
-// ready streams are left to DeleteGroup. Twice: the second call finds nothing.
-func ForgetGroup(ctx context.Context, c redis.Cmdable, space keyspace.Space, p keyspace.Partition, group string) error {
-	failed := func(err error) error { return fmt.Errorf("forget group %s: %w", group, err) }
-	g, err := c.HMGet(ctx, p.Group(group), "round", groupAt+strings.ToLower(string(api.StatusCreated))).Result()
+// GroupEvents returns the ids of all events that a group may have, and the time of its creation.
+func GroupEvents(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string) (events []string, created time.Time, err error) {
+	g, err := c.HMGet(ctx, p.Group(group), groupRound, groupAt+strings.ToLower(string(api.StatusCreated))).Result()
 	if err != nil {
-		return failed(err)
+		return nil, created, fmt.Errorf("read group %s: %w", group, err)
 	}
-	var events []string
 	for round := int64(1); round <= max(1, values(g).num(0)); round++ {
 		for _, status := range api.Statuses {
 			events = append(events, EventID(group, strconv.FormatInt(round, 10), status))
 		}
 	}
+	return events, values(g).when(1), nil
+}
+
+// ForgetGroup deletes what the streams of all groups, and the callbacks, hold of a group that has
+// ended: dead letters, results that are not reduced, and events, those of the outbox too. events and
+// created are those of GroupEvents. Entries of ready streams are left to DeleteGroup. Twice: the second
+// call finds nothing.
+func ForgetGroup(
+	ctx context.Context, c redis.Cmdable, space keyspace.Space, p keyspace.Partition, group string, events []string, created time.Time,
+) error {
+	failed := func(err error) error { return fmt.Errorf("forget group %s: %w", group, err) }
 	for chunk := range slices.Chunk(events, 1000) {
 		ids := make([]any, len(chunk))
 		for i, id := range chunk {
@@ -62,9 +70,9 @@ func ForgetGroup(ctx context.Context, c redis.Cmdable, space keyspace.Space, p k
 	if err := deleteEntries(ctx, c, p.Outbox(), "-", "", func(fields map[string]any) bool { return fields["group"] == group }); err != nil {
 		return failed(err)
 	}
-	from := "-" // a minute earlier, because Redis's clock may have been set back
-	if created := values(g).num(1); created > 0 {
-		from = strconv.FormatInt(max(0, created-60_000), 10)
+	from := "-"
+	if !created.IsZero() { // a minute earlier, because Redis's clock may have been set back
+		from = strconv.FormatInt(max(0, created.Add(-time.Minute).UnixMilli()), 10)
 	}
 	if err := deleteEntries(ctx, c, space.Events(), from, "", func(fields map[string]any) bool {
 		id, _ := fields["_watermill_message_uuid"].(string)
@@ -136,15 +144,13 @@ func deleteEntries(
 }
 
 // DeleteGroup deletes a group that has ended, at once: as Expire, and its entries in ready streams, so
-// that what a worker reports of its jobs is stale. Then its id can be used again. Twice: the second
-// call finds nothing.
-func DeleteGroup(ctx context.Context, c redis.Cmdable, space keyspace.Space, p keyspace.Partition, group string) error {
+// that what a worker reports of its jobs is stale. Twice: the second call finds nothing.
+func DeleteGroup(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string) error {
 	if r := run(ctx, c, expire, p, group, "", "now"); r.Code("OK", "OPEN") == "OPEN" {
 		return fmt.Errorf("group %s has been opened again meanwhile: %w", group, api.ErrConflict)
-	} else if r.Err() != nil {
+	} else {
 		return r.Err()
 	}
-	return ReleaseID(ctx, c, space, p, group)
 }
 
 // ReleaseID deletes the owner key of a group that was deleted. If the group was created again in
