@@ -363,7 +363,7 @@ var arguments = func() map[string]int {
 	for n, names := range map[int]string{
 		1: "blpop client|setname hdel hexists hget hmget hscan hstrlen lindex lpush pexpire publish rpush sadd scan select set " +
 			"setnx sismember srem sscan xdel xinfo|consumers xpending xsetid zrank zrem zrevrank zscan zscore",
-		2: "getrange hincrby hset hsetnx lrange lrem ltrim setrange wait xack xgroup|create xgroup|delconsumer xgroup|setid " +
+		2: "getrange hincrby hset hsetnx lrange lrem lset ltrim setrange wait xack xgroup|create xgroup|delconsumer xgroup|setid " +
 			"xrange xrevrange xtrim zadd zcount zincrby zrange zrangebylex zrangebyscore zremrangebyscore zrevrange zrevrangebyscore",
 		3: "xadd",
 		4: "xautoclaim xclaim",
