@@ -61,7 +61,7 @@ for i = 1, n, 2 do
     q[#q + 1] = j.ordinal .. '|' .. string.format('%.0f', now) .. '|' .. j.trace .. '|' .. rest
     ords[#ords + 1] = j.ordinal
     codes[e.code] = (codes[e.code] or 0) + 1
-    if type(e.letter) == 'string' then letters[#letters + 1] = e.letter end
+    if type(e.letter) == 'string' and e.letter ~= '' then letters[#letters + 1] = e.letter end
   end
 end
 for _, typ in ipairs(order) do

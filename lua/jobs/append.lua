@@ -108,7 +108,7 @@ local function read_group(at)
   local requests, values = tonumber(ARGV[at + 5]), tonumber(ARGV[at + 6])
   local key, owner = B .. 'group:' .. group, B .. 'owner:' .. group
   local g = call('HMGET', key, 'tenant', 'type', 'lane', 'status', 'accepted', 'sealed', 'total', 'run_at', 'types',
-    'submitted', 'pieces', 'paused', 'unique_keys', 'hash')
+    'submitted', 'pieces', 'paused', 'unique_keys', 'hash', 'at:created', 'round')
   -- fresh is the hash of a group that does not exist yet, {field, value, …}; fields
   -- are those that the script sets in the hash. owned: the tenant is the id's owner already.
   local fresh, owned, tags = nil, true, nil -- tags: those of a fresh group
@@ -170,7 +170,12 @@ local function read_group(at)
     -- others.
     local entry_ms = string.match(request, '^@(%d+)%-')
     local known = B .. (entry_ms and 'entries' or 'messages')
-    if request ~= '' and not piece and (applied[request] or call('ZSCORE', known, request)) then return { 'DUP' } end
+    if request ~= '' and not piece then
+      -- One that was applied before the group was created was of a deleted group with the same id.
+      local at_ms = not applied[request] and call('ZSCORE', known, request)
+      local older = at_ms and not entry_ms and g[16] == '1' and tonumber(at_ms) < tonumber(g[15])
+      if applied[request] or at_ms and not older then return { 'DUP' } end
+    end
     if sealed then return { 'SEALED', status } end
     if total and accepted + n > total then return { 'TOTAL', total, accepted } end
     if accepted + n > limit then return { 'LIMIT', accepted } end

@@ -16,7 +16,7 @@ import (
 // letters, events and callbacks. One that has not ended is cancelled first; what workers report of its
 // running jobs is stale. After an error the caller can repeat it.
 func (s *Store) Delete(ctx context.Context, group string) (api.Deletion, error) {
-	p, _, err := s.findGroup(ctx, group)
+	p, tenant, err := s.findGroup(ctx, group)
 	if err != nil {
 		return api.Deletion{}, err
 	}
@@ -34,7 +34,7 @@ func (s *Store) Delete(ctx context.Context, group string) (api.Deletion, error) 
 		forget,
 		func(ctx context.Context) error { return ledger.DeleteGroup(ctx, s.conn.Cmd, p, group) },
 		forget, // because a watcher may have published an event that it had read before
-		func(ctx context.Context) error { return ledger.ReleaseID(ctx, s.conn.Cmd, s.space, p, group) },
+		func(ctx context.Context) error { return ledger.ReleaseID(ctx, s.conn.Cmd, s.space, p, group, tenant) },
 	} {
 		if err := retryUnavailable(ctx, step); err != nil {
 			return api.Deletion{}, apiError(err)
@@ -118,9 +118,7 @@ func (s *Store) eraseJob(ctx context.Context, p keyspace.Partition, group string
 		if err = ledger.EraseJob(ctx, s.conn.Cmd, p, group, ordinal, key); !errors.Is(err, ledger.ErrJobMoved) {
 			break
 		}
-		if _, err = s.CancelJob(ctx, group, ordinal); err == nil { // it waits
-			continue
-		}
+		_, _ = s.CancelJob(ctx, group, ordinal) // if it waits
 	}
 	switch {
 	case err == nil:

@@ -11,9 +11,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/client/stream"
 	"github.com/bulkaction/bulkaction/internal/audit"
+	"github.com/bulkaction/bulkaction/internal/jobs/groups"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/redisx/wm"
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 )
 
@@ -114,9 +117,14 @@ func TestDeleteGroup(t *testing.T) {
 				Type: "group.cancelled", At: time.Now(), Body: []byte(`"doomed"`),
 			}})
 			require.NoError(t, err)
-			require.NoError(t, w.Conn.Cmd.XAdd(ctx, &redis.XAddArgs{Stream: w.Space.Events(), Values: []string{
-				"_watermill_message_uuid", ledger.EventID("doomed", "1", api.StatusRunning), "payload", `{"group":"doomed"}`,
-			}}).Err())
+			for id, payload := range map[string]string{
+				ledger.EventID("doomed", "1", api.StatusRunning): `{"group":{"id":"doomed"}}`,
+				"audit.1": `{"group":{"id":"doomed"},"law":"registry"}`,
+			} {
+				fields, err := stream.Marshaller{}.Marshal(w.Space.Events(), wm.NewMessage(id, "group.running", []byte(payload)))
+				require.NoError(t, err)
+				require.NoError(t, w.Conn.Cmd.XAdd(ctx, &redis.XAddArgs{Stream: w.Space.Events(), Values: fields}).Err())
+			}
 			require.NotEmpty(t, keysWith(t, w, "doomed"))
 
 			for _, id := range []string{"doomed", "doomed-later"} {
@@ -170,11 +178,23 @@ func TestEraseKey(t *testing.T) {
 	w.Fail("BOUNCED", w.Take("T", "w-1", 3)...)
 	w.Submit(group("done", "acme", true, 3))
 	w.Admit("T")
-	w.Done(`"bob@example.com"`, w.Take("T", "w-1", 3)[1:2]...)
+	bobs := w.Take("T", "w-1", 3)[1]
+	_, err := ledger.Outcome(ctx, w.Conn.Cmd, w.P, "T", ledger.Congestion{}, []ledger.GroupOutcome{{
+		Group: "done", Done: []ledger.DoneJob{{Entry: bobs.Entry, Ordinal: bobs.Ordinal, Attempt: bobs.Attempt, Line: []byte(
+			`{"ordinal":1,"key":"bob@example.com","attempts":1,"last_error":{"error":"bob@example.com is busy"},"data":"bob@example.com"}`,
+		)}},
+	}})
+	require.NoError(t, err)
 	w.Reduce()
 	w.Submit(group("globex", "globex", true, 3))
 	w.Submit(group("waits", "acme", true, 3))
 	w.Submit(group("waits-without-index", "acme", false, 3))
+	cancelled := group("cancelled", "acme", true, 3)
+	cancelled.Type = "V"
+	w.Submit(cancelled)
+	w.Admit("V")
+	_, err = w.Store.Cancel(ctx, "cancelled")
+	require.NoError(t, err)
 	running := group("running", "acme", true, 3)
 	running.Type = "U"
 	w.Submit(running)
@@ -184,15 +204,21 @@ func TestEraseKey(t *testing.T) {
 	e, err := w.Store.Erase(ctx, "acme", bob, "")
 	require.NoError(t, err)
 	one := int64(1)
-	require.Equal(t, 6, e.Groups)
+	require.Equal(t, 7, e.Groups)
 	require.Equal(t, 4, e.Erased)
 	require.ElementsMatch(t, []api.ErasureLeft{
-		{Group: "running", Ordinal: &one, Reason: api.LeftRunning}, {Group: "waits-without-index", Reason: api.LeftNoIndex},
+		{Group: "running", Ordinal: &one, Reason: api.LeftRunning}, {Group: "cancelled", Ordinal: &one, Reason: api.LeftRunning},
+		{Group: "waits-without-index", Reason: api.LeftNoIndex},
 	}, e.Left)
 	requireClean(t, w)
 	w.Done(`"bob@example.com"`, held[1])
 	w.Done("null", held[0], held[2])
 	w.Reduce()
+	ids, err := w.Conn.Cmd.XRange(ctx, w.P.Ready("V"), "-", "+").Result()
+	require.NoError(t, err)
+	for _, e := range ids { // as a worker removes them
+		require.NoError(t, w.Conn.Cmd.XDel(ctx, w.P.Ready("V"), e.ID).Err())
+	}
 	_, err = w.Store.Delete(ctx, "waits-without-index")
 	require.NoError(t, err)
 	_, err = w.Store.Delete(ctx, "globex")
@@ -209,8 +235,62 @@ func TestEraseKey(t *testing.T) {
 	require.Equal(t, "erased", st.LastError.Error)
 	require.Equal(t, "cancelled", w.Job("waits", 1).State)
 	require.NotEmpty(t, keysWith(t, w, `{"to":"k2"}`), "others keep their payloads")
+	_, err = ledger.Advance(ctx, w.Conn.Cmd, w.P, "failed")
+	require.NoError(t, err)
+	_, err = w.Store.Retry(ctx, "failed", api.RetryChoice{})
+	require.NoError(t, err)
+	_, err = ledger.Requeue(ctx, w.Conn.Cmd, w.P, "failed")
+	require.NoError(t, err, "a retry of an erased job")
+	requireClean(t, w)
 	_, err = w.Store.Erase(ctx, "acme", bob, "nonsense")
 	require.ErrorContains(t, err, "cursor")
 	_, err = w.Store.Erase(ctx, "nobody", bob, "")
 	require.ErrorIs(t, err, api.ErrNotFound)
+}
+
+// TestDeleteAgain: a deletion that was cut off anywhere is completed by the next one, and leaves no
+// owner key.
+func TestDeleteAgain(t *testing.T) {
+	w := stagetest.Parallel(t, 4)
+	ctx := stagetest.Trusted(t)
+	for i := range 50 {
+		id := fmt.Sprint("kill", i)
+		w.Submit(withKeys(id, "acme", 12))
+		cut, cancel := context.WithTimeout(ctx, time.Duration(i)*100*time.Microsecond)
+		_, _ = w.Store.Delete(cut, id)
+		cancel()
+		if _, err := w.Store.Delete(ctx, id); err != nil {
+			require.ErrorIs(t, err, api.ErrNotFound)
+		}
+	}
+	require.Empty(t, keysWith(t, w, "kill"))
+	requireClean(t, w)
+}
+
+// TestDeleteLeavesTheIDOfAnother: a deletion that comes late does not free an id that another tenant has.
+func TestDeleteLeavesTheIDOfAnother(t *testing.T) {
+	w := stagetest.Parallel(t, 4)
+	ctx := stagetest.Trusted(t)
+	w.Submit(messages.SubmitGroup{ID: "g", Tenant: "globex", Type: "T", Jobs: stagetest.Numbered(1)})
+	require.NoError(t, ledger.ReleaseID(ctx, w.Conn.Cmd, w.Space, w.Space.OfTenant("acme"), "g", "acme"))
+	require.EqualValues(t, 1, w.Counts("g").Accepted)
+}
+
+// TestAppendAfterDelete: a request that was applied to a deleted group is a new one for the next group
+// with the same id.
+func TestAppendAfterDelete(t *testing.T) {
+	w := stagetest.Parallel(t, 1)
+	ctx := stagetest.Trusted(t)
+	for range 2 {
+		_, err := w.Store.Submit(ctx, &messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T"}, groups.Origin{At: time.Now()})
+		require.NoError(t, err)
+		for range 2 { // the second time changes nothing
+			err = w.Store.Append(ctx, "g", stagetest.Numbered(3), "request", groups.Origin{At: time.Now()})
+			require.NoError(t, err)
+		}
+		require.EqualValues(t, 3, w.Counts("g").Accepted)
+		_, err = w.Store.Delete(ctx, "g")
+		require.NoError(t, err)
+		time.Sleep(2 * time.Millisecond)
+	}
 }

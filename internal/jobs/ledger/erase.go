@@ -23,12 +23,14 @@ var (
 	deleteCallbacks = script("callbacks/delete_callbacks", "signals", "callbacks")
 	eraseJob        = script("groups/erase_job")
 	eraseResult     = script("groups/erase_result")
+	releaseID       = script("groups/release_id")
 )
 
 // forgetPage is how many entries of a stream, which may have a payload each, are read at once.
 const forgetPage = 100
 
-// GroupEvents returns the ids of all events that a group may have, and the time of its creation.
+// GroupEvents returns the ids of all events that a group may have, and the time of its creation; zero if
+// it was reopened, since its hash then has the time of the present round.
 func GroupEvents(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string) (events []string, created time.Time, err error) {
 	g, err := c.HMGet(ctx, p.Group(group), groupRound, groupAt+strings.ToLower(string(api.StatusCreated))).Result()
 	if err != nil {
@@ -38,6 +40,9 @@ func GroupEvents(ctx context.Context, c redis.Cmdable, p keyspace.Partition, gro
 		for _, status := range api.Statuses {
 			events = append(events, EventID(group, strconv.FormatInt(round, 10), status))
 		}
+	}
+	if values(g).num(0) > 1 {
+		return events, created, nil
 	}
 	return events, values(g).when(1), nil
 }
@@ -75,12 +80,21 @@ func ForgetGroup(
 		from = strconv.FormatInt(max(0, created.Add(-time.Minute).UnixMilli()), 10)
 	}
 	if err := deleteEntries(ctx, c, space.Events(), from, "", func(fields map[string]any) bool {
-		id, _ := fields["_watermill_message_uuid"].(string)
-		return slices.Contains(events, id)
+		id, _ := fields["id"].(string)
+		return slices.Contains(events, id) || strings.HasPrefix(id, "audit.") && isOf(fields["data"], group)
 	}); err != nil {
 		return failed(err)
 	}
 	return nil
+}
+
+// isOf reports whether an event shows a group.
+func isOf(payload any, group string) bool {
+	text, _ := payload.(string)
+	var e struct {
+		Group *struct{ ID string } `json:"group"`
+	}
+	return json.Unmarshal([]byte(text), &e) == nil && e.Group != nil && e.Group.ID == group
 }
 
 // EventID returns the id of the event that a group has entered a status.
@@ -153,17 +167,18 @@ func DeleteGroup(ctx context.Context, c redis.Cmdable, p keyspace.Partition, gro
 	}
 }
 
-// ReleaseID deletes the owner key of a group that was deleted. If the group was created again in
-// between, the owner key stays or is written again.
-func ReleaseID(ctx context.Context, c redis.Cmdable, space keyspace.Space, p keyspace.Partition, group string) error {
+// ReleaseID deletes the owner key of a group that was deleted, if it still is that of the tenant. If the
+// tenant has created the group again in between, the owner key stays or is written again.
+func ReleaseID(ctx context.Context, c redis.Cmdable, space keyspace.Space, p keyspace.Partition, group, tenant string) error {
+	of := space.OfGroup(group)
 	left, err := c.Exists(ctx, p.Group(group)).Result()
-	if err == nil && left == 0 {
-		name := space.OfGroup(group).Owner(group)
-		if err = c.Del(ctx, name).Err(); err == nil {
-			var tenant string
-			if tenant, err = TenantOf(ctx, c, p, group); err == nil && tenant != "" {
-				err = c.SetNX(ctx, name, tenant, 0).Err()
+	if err == nil && left == 0 && tenant != "" {
+		if r := run(ctx, c, releaseID, of, group, tenant); r.Code("OK", "OTHER") == "OK" {
+			if left, err = c.Exists(ctx, p.Group(group)).Result(); left > 0 {
+				err = c.SetNX(ctx, of.Owner(group), tenant, 0).Err()
 			}
+		} else {
+			err = r.Err()
 		}
 	}
 	if err != nil {
@@ -267,12 +282,27 @@ func EraseJob(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group 
 			return err
 		}
 	case Cancelled:
+		// Of a cancelled group, the entry stays in the ready stream until a worker has read it, or gives it back.
+		if ready, err := inReadyStream(ctx, c, p, group, ordinal); err != nil {
+			return err
+		} else if ready {
+			return fmt.Errorf("erase job %s.%d: its entry is in a ready stream: %w", group, ordinal, ErrJobMoved)
+		}
 	default:
 		return fmt.Errorf("erase job %s.%d: %w", group, ordinal, ErrJobMoved)
 	}
 	r := run(ctx, c, eraseJob, p, group, ordinal, key, record, erased, letter)
 	_ = r.Code("OK")
 	return r.Err()
+}
+
+func inReadyStream(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, ordinal int64) (bool, error) {
+	types, err := c.HGet(ctx, p.Group(group), groupTypes).Result()
+	if err != nil && !errors.Is(err, redis.Nil) {
+		return false, fmt.Errorf("find job %s.%d: %w", group, ordinal, err)
+	}
+	_, found, err := FindReady(ctx, c, p, strings.Split(types, typesSeparator), group, ordinal)
+	return found, err
 }
 
 // withoutPerson returns a record of failures:GROUP without the payload, key and error text, and the
@@ -287,7 +317,8 @@ func withoutPerson(record string) (erased, letter string, err error) {
 		return "", "", fmt.Errorf("read error record: %w", err)
 	}
 	_ = json.Unmarshal(fields["letter"], &letter)
-	fields["error"], fields["letter"] = json.RawMessage(`"erased"`), json.RawMessage(`""`)
+	delete(fields, "letter")
+	fields["error"] = json.RawMessage(`"erased"`)
 	head, err := json.Marshal(fields)
 	if err != nil {
 		return "", "", err
@@ -322,6 +353,7 @@ func eraseResultOf(ctx context.Context, c redis.Cmdable, p keyspace.Partition, g
 		}
 		delete(fields, "ordinal")
 		delete(fields, "key")
+		delete(fields, "last_error")
 		fields["data"] = json.RawMessage("null")
 		rest, err := json.Marshal(fields)
 		if err != nil {

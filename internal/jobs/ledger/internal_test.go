@@ -73,6 +73,7 @@ var results = map[string][]string{
 	"expire":          {"OK", "OPEN"},
 	"erase_job":       {"OK"},
 	"erase_result":    {"OK", "MOVED"},
+	"release_id":      {"OK", "OTHER"},
 	"pause":           {"OK"},
 	"plan":            {"OK", "STALE"},
 	"quota":           {"FENCED"},

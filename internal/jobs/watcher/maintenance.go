@@ -85,10 +85,14 @@ func (m *maintenance) expireGroups(ctx context.Context) (bool, error) {
 
 // expireGroup deletes a group, and then its owner key, so that its id can be used again.
 func (m *maintenance) expireGroup(ctx context.Context, id string) error {
+	tenant, err := ledger.TenantOf(ctx, m.Conn.Cmd, m.Partition, id)
+	if err != nil {
+		return fmt.Errorf("expire group %s: %w", id, err)
+	}
 	if err := ledger.Expire(ctx, m.Conn.Cmd, m.Partition, id, m.fence, false); err != nil {
 		return err
 	}
-	return ledger.ReleaseID(ctx, m.Conn.Cmd, m.Space, m.Partition, id)
+	return ledger.ReleaseID(ctx, m.Conn.Cmd, m.Space, m.Partition, id, tenant)
 }
 
 // expireResults deletes the result lines of groups whose results expire before the group does, of

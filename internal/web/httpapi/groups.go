@@ -171,9 +171,21 @@ func (s *server) erase(r *http.Request) (api.Erasure, error) {
 	if err := f.err(); err != nil {
 		return api.Erasure{}, err
 	}
-	e, err := s.Backend.Erase(r.Context(), tenant, key, cursor)
+	var e api.Erasure
+	err = s.write(r.Context(), func(ctx context.Context) (err error) {
+		e, err = s.Backend.Erase(ctx, tenant, key, cursor)
+		return err
+	})
 	e.Left = orEmpty(e.Left)
 	return e, err
+}
+
+func (s *server) deleteGroup(ctx context.Context, id string) (d api.Deletion, err error) {
+	err = s.write(ctx, func(ctx context.Context) (err error) {
+		d, err = s.Backend.Delete(ctx, id)
+		return err
+	})
+	return d, err
 }
 
 // retryGroup returns the function that opens the next round of a completed or failed group. Without

@@ -80,7 +80,9 @@ func (b recorded) Cancel(ctx context.Context, id string) (api.Accepted, error) {
 
 func (b recorded) Delete(ctx context.Context, id string) (api.Deletion, error) {
 	g, _, err := b.GroupSummary(ctx, id, 0)
-	if err != nil && !errors.Is(err, api.ErrUnavailable) {
+	if errors.Is(err, api.ErrNotFound) { // what a deletion has left that did not come to its end
+		return b.Backend.Delete(ctx, id)
+	} else if err != nil && !errors.Is(err, api.ErrUnavailable) {
 		return api.Deletion{}, err
 	}
 	return recordedCall(ctx, b.log, entry("group.delete", id, statusOf(g), nil),

@@ -312,7 +312,7 @@ func (s *server) routes() []route {
 		{method: get, path: "/v1/groups", scope: auth.Read, object: ownInList, serve: show(s.listGroups),
 			query: append(groupFilters, page...)},
 		{method: get, path: group, scope: auth.Read, object: groupInPath, serve: showByID(s.getGroup)},
-		{method: http.MethodDelete, path: group, scope: auth.Control, object: groupInPath, serve: showByID(s.Backend.Delete)},
+		{method: http.MethodDelete, path: group, scope: auth.Control, object: groupInPath, serve: showByID(s.deleteGroup)},
 		{method: post, path: group + "/jobs", scope: auth.Submit, object: groupInPath, serve: s.appendJobs,
 			query: tableQuery, stream: true},
 		{method: get, path: group + "/jobs", scope: auth.Read, object: groupInPath, serve: show(listJobs(s.Backend)),
