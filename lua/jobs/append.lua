@@ -172,9 +172,9 @@ local function read_group(at)
     local known = B .. (entry_ms and 'entries' or 'messages')
     if request ~= '' and not piece then
       -- One that was applied before the group was created was of a deleted group with the same id.
-      local at_ms = not applied[request] and call('ZSCORE', known, request)
-      local older = at_ms and not entry_ms and g[16] == '1' and tonumber(at_ms) < tonumber(g[15])
-      if applied[request] or at_ms and not older then return { 'DUP' } end
+      local seen = not applied[request] and call('ZSCORE', known, request)
+      local older = seen and not entry_ms and g[16] == '1' and tonumber(seen) < tonumber(g[15])
+      if applied[request] or seen and not older then return { 'DUP' } end
     end
     if sealed then return { 'SEALED', status } end
     if total and accepted + n > total then return { 'TOTAL', total, accepted } end

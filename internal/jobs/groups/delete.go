@@ -66,7 +66,7 @@ func (s *Store) Erase(ctx context.Context, tenant, key, cursor string) (api.Eras
 	}
 	p := s.space.OfTenant(tenant)
 	for until := time.Now().Add(erasureTime); e.Groups < groupsPerErasure && time.Now().Before(until); {
-		found, next, err := ledger.FindKeys(ctx, s.conn.Cmd, p, tenant, key, at, 100)
+		found, next, err := ledger.FindKeys(ctx, s.conn.Cmd, p, tenant, key, at, 50)
 		if err != nil {
 			return e, apiError(err)
 		}

@@ -334,14 +334,19 @@ func withoutPerson(record string) (erased, letter string, err error) {
 // eraseResultOf replaces the data in the result line of a job by null.
 func eraseResultOf(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, ordinal int64) error {
 	prefix := fmt.Sprintf(`{"ordinal":%d,`, ordinal)
+	var chunks []string
 	for at := int64(0); ; at++ {
-		chunk, err := c.LIndex(ctx, p.Results(group), at).Result()
-		if errors.Is(err, redis.Nil) {
+		if len(chunks) == 0 {
+			var err error
+			if chunks, err = c.LRange(ctx, p.Results(group), at, at+resultChunks-1).Result(); err != nil {
+				return fmt.Errorf("erase result %s.%d: %w", group, ordinal, err)
+			}
+		}
+		if len(chunks) == 0 {
 			return nil // there is none: it was deleted
 		}
-		if err != nil {
-			return fmt.Errorf("erase result %s.%d: %w", group, ordinal, err)
-		}
+		chunk := chunks[0]
+		chunks = chunks[1:]
 		lines := strings.Split(chunk, "\n")
 		i := slices.IndexFunc(lines, func(line string) bool { return strings.HasPrefix(line, prefix) })
 		if i < 0 {
@@ -363,7 +368,7 @@ func eraseResultOf(ctx context.Context, c redis.Cmdable, p keyspace.Partition, g
 		sum := sha1.Sum([]byte(chunk)) //nolint:gosec // see the import
 		r := run(ctx, c, eraseResult, p, group, at, hex.EncodeToString(sum[:]), strings.Join(lines, "\n"))
 		if r.Code("OK", "MOVED") == "MOVED" {
-			at-- // somebody has erased another line of the chunk
+			at, chunks = at-1, nil // somebody has erased another line of the chunk
 			continue
 		}
 		return r.Err()
