@@ -396,6 +396,25 @@ workers: [{name: one, image: {repository: mine}}, {name: two, image: {repository
 	require.Equal(t, []string{"/bin/two"}, r["Deployment bulkaction-worker-two"].(*apps.Deployment).Spec.Template.Spec.Containers[0].Command)
 }
 
+// TestNames: a name that YAML would read as a number or a boolean stays a name, and a host may have a wildcard.
+func TestNames(t *testing.T) {
+	t.Parallel()
+	r, _ := decode(t, []byte(`
+fullnameOverride: "1"
+nameOverride: "yes"
+imagePullSecrets: ["1"]
+redis: {url: "redis://[::1]:6380,redis:6379/0?a=b", usersSecret: "yes", passwordSecret: {name: ""}}
+auth: {adminTokenSecret: {name: "2"}}
+defaults: {serviceAccountName: "3", priorityClassName: "no"}
+ingest: {ingress: {enabled: true, className: "4", host: "*.example.com", tlsSecret: "5"}}
+workers: [{name: "6", types: [HTTP], scaling: {enabled: true}}]
+scaling: {keySecret: {name: "7"}}
+networkPolicy: {redis: {ports: [6379, 6380]}}
+monitoring: {serviceMonitor: {enabled: true}, prometheusRule: {enabled: true}}`))
+	require.Equal(t, "*.example.com", r["Ingress 1-ingest"].(*networking.Ingress).Spec.Rules[0].Host)
+	require.Equal(t, "6", r["Deployment 1-worker-6"].(*apps.Deployment).Labels["bulkaction.io/worker"])
+}
+
 func TestWrongValues(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ values, want string }{
@@ -405,6 +424,13 @@ func TestWrongValues(t *testing.T) {
 		{"redis: {urlSecret: {name: ''}}", "redis.url or redis.urlSecret.name must be set"},
 		{"redis: {usersSecret: users, username: all}", "leave redis.username"},
 		{"redis: {partitions: 0}", "redis/partitions"},
+		{"redis: {url: 'redis://one:6379,two:7000/0'}", "add it to networkPolicy.redis.ports"},
+		{"redis: {url: 'redis-sentinel://one/main'}\nnetworkPolicy: {redis: {ports: [6379]}}", "does not allow port 26379"},
+		{"otlp: {endpoint: 'http://collector:55680'}", "add it to networkPolicy.otlp.ports"},
+		{"workers: null", "missing property 'workers'"},
+		{"fetcher: null", "missing property 'fetcher'"},
+		{"defaults: {resources: null}", "missing property 'resources'"},
+		{"fetcher: {podLabels: {app.kubernetes.io/name: mine}}", "podLabels: the chart sets app.kubernetes.io/name itself"},
 		{"env: {lower: 1}", "lower"},
 		{"env: {BULKACTION_AUTH: [keys]}", "env/BULKACTION_AUTH"},
 		{"env: {BULKACTION_WORKER_COUNT: 5}", "set slots of each entry of workers"},

@@ -10,7 +10,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"helm.sh/helm/v3/pkg/chartutil"
-	"helm.sh/helm/v3/pkg/strvals"
 	core "k8s.io/api/core/v1"
 	security "k8s.io/pod-security-admission/api"
 	standards "k8s.io/pod-security-admission/policy"
@@ -28,15 +27,10 @@ func TestDocumentedValues(t *testing.T) {
 	for _, m := range regexp.MustCompile("(?:secret generic|the Secret) `?([a-z-]+)").FindAllStringSubmatch(doc, -1) {
 		made = append(made, m[1])
 	}
-	set := regexp.MustCompile(`--set ([^\s]+)`).FindAllStringSubmatch(doc, -1)
-	require.NotEmpty(t, set)
 	objects := map[string]object{}
 	for _, m := range block.FindAllStringSubmatch(doc, -1) {
 		values, err := chartutil.ReadValues([]byte(m[1]))
 		require.NoError(t, err)
-		for _, s := range set {
-			require.NoError(t, strvals.ParseInto(s[1], values))
-		}
 		text, err := yaml.Marshal(values)
 		require.NoError(t, err)
 		r, _ := decode(t, text)

@@ -10,8 +10,8 @@
 
 {{/* The labels that all pods of the release have, and nothing else. */}}
 {{- define "bulkaction.selector" -}}
-app.kubernetes.io/name: {{ include "bulkaction.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "bulkaction.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{/* The labels of one role, or of one entry of workers: .root, .role, .pool. */}}
@@ -19,7 +19,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{ include "bulkaction.selector" .root }}
 app.kubernetes.io/component: {{ .role }}
 {{- with .pool }}
-bulkaction.io/worker: {{ . }}
+bulkaction.io/worker: {{ . | quote }}
 {{- end }}
 {{- end -}}
 
@@ -47,12 +47,28 @@ app.kubernetes.io/part-of: bulkaction
 - ipBlock: {cidr: "2000::/3", except: ["2001::/23", "2002::/16"]} # the global addresses of IPv6
 {{- end -}}
 
+{{/* The ports of a peer, as text. */}}
+{{- define "bulkaction.ports" -}}
+{{- range $i, $port := .ports }}{{ if $i }} {{ end }}{{ int $port }}{{ end -}}
+{{- end -}}
+
 {{/* Stops with a message if values contradict each other, which the schema can't see. */}}
 {{- define "bulkaction.check" -}}
 {{- if contains "@" .Values.redis.url }}{{ fail "redis.url contains a user or password, which everybody could read in the Deployments: put the URL into a Secret and name it in redis.urlSecret" }}{{ end }}
 {{- if not (or .Values.redis.url .Values.redis.urlSecret.name) }}{{ fail "redis.url or redis.urlSecret.name must be set" }}{{ end }}
 {{- if and .Values.redis.usersSecret (or .Values.redis.username .Values.redis.passwordSecret.name) }}{{ fail "redis.usersSecret gives each role its user: leave redis.username and redis.passwordSecret.name empty" }}{{ end }}
 {{- if and .Values.broker.enabled (not (and .Values.broker.publicURL .Values.broker.tokenKeysSecret.name)) }}{{ fail "broker.enabled needs broker.publicURL and broker.tokenKeysSecret.name" }}{{ end }}
+{{- if .Values.networkPolicy.enabled }}
+{{- $url := .Values.redis.url }}
+{{- range splitList "," (regexReplaceAll "^[a-z-]+://|[/?].*$" $url "") }}
+{{- $port := regexFind "[0-9]+$" (regexFind ":[0-9]+$" .) | default (ternary "26379" "6379" (contains "-sentinel:" $url)) }}
+{{- if and $url (not (has $port (include "bulkaction.ports" $.Values.networkPolicy.redis | splitList " "))) }}{{ fail (printf "redis.url: the network policy does not allow port %s: add it to networkPolicy.redis.ports" $port) }}{{ end }}
+{{- end }}
+{{- with .Values.otlp }}{{ if .endpoint }}
+{{- $port := regexFind "[0-9]+$" (regexFind ":[0-9]+$" (regexReplaceAll "^https?://|[/?].*$" .endpoint "")) | default (ternary "80" "443" (and (hasPrefix "http:" .endpoint) (ne .protocol "grpc"))) }}
+{{- if not (has $port (include "bulkaction.ports" $.Values.networkPolicy.otlp | splitList " ")) }}{{ fail (printf "otlp.endpoint: the network policy does not allow port %s: add it to networkPolicy.otlp.ports" $port) }}{{ end }}
+{{- end }}{{ end }}
+{{- end }}
 {{- $names := dict }}{{ $scaled := dict }}
 {{- range $entry := .Values.workers }}
 {{- if hasKey $names .name }}{{ fail (printf "workers: two entries have the name %s: give each a name of its own" .name) }}{{ end }}

@@ -62,6 +62,8 @@ The Deployment of a role or of an entry of workers, with its disruption budget a
 {{- $image := default $all.image $v.image -}}
 {{- $command := ternary (default list $v.command) (list "/usr/local/bin/bulkaction" .role) (or (hasKey $v "command") (hasKey $v "image")) -}}
 {{- $scaled := (default dict $v.scaling).enabled -}}
+{{- $labels := printf "%s\n%s" (include "bulkaction.roleSelector" .) (include "bulkaction.labels" .root) | fromYaml -}}
+{{- range $key, $value := $v.podLabels }}{{ if hasKey $labels $key }}{{ fail (printf "podLabels: the chart sets %s itself: take another label" $key) }}{{ end }}{{ end -}}
 apiVersion: apps/v1
 kind: Deployment
 metadata:
@@ -89,15 +91,15 @@ spec:
       # The variables of Services would begin with BULKACTION_, too.
       enableServiceLinks: false
       {{- with $v.serviceAccountName }}
-      serviceAccountName: {{ . }}
+      serviceAccountName: {{ . | quote }}
       {{- end }}
       {{- with $v.priorityClassName }}
-      priorityClassName: {{ . }}
+      priorityClassName: {{ . | quote }}
       {{- end }}
       {{- with $all.imagePullSecrets }}
       imagePullSecrets:
         {{- range . }}
-        - name: {{ . }}
+        - name: {{ . | quote }}
         {{- end }}
       {{- end }}
       # {{ $grace }} s of the grace period, and the time to drain and to end.
@@ -136,7 +138,7 @@ spec:
             {{- end }}
           env:
             {{- range $variable, $value := $env }}
-            - name: {{ $variable }}
+            - name: {{ $variable | quote }}
               value: {{ include "bulkaction.value" $value | quote }}
             {{- end }}
           {{- with $v.envFrom }}
@@ -176,7 +178,7 @@ spec:
             defaultMode: 0440 # the roles refuse secrets that everybody may read
             sources:
               {{- range $file }}
-              - secret: {name: {{ .secret }}, items: [{key: {{ .key | quote }}, path: {{ .path }}}]}
+              - secret: {name: {{ .secret | quote }}, items: [{key: {{ .key | quote }}, path: {{ .path | quote }}}]}
               {{- end }}
         {{- end }}
         {{- with $v.extraVolumes }}{{ toYaml . | nindent 8 }}{{ end }}
