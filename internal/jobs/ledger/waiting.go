@@ -70,16 +70,13 @@ func Estimate(values []float64, n int64) (sum, variance float64) {
 	return mean * size, size * size * (1 - k/size) * variance / max(1, k-1) / k
 }
 
-// sample is a set and some of its members.
+// sample is the size of a set, and members of it by chance; all of a small set.
 type sample struct {
-	size    *redis.IntCmd // nil: members are all, or one more than the most
+	size    *redis.IntCmd
 	members *redis.StringSliceCmd
 }
 
-func take(ctx context.Context, pipe redis.Pipeliner, key string, most int, random bool) sample {
-	if !random {
-		return sample{nil, pipe.ZRange(ctx, key, 0, int64(most))}
-	}
+func take(ctx context.Context, pipe redis.Pipeliner, key string, most int) sample {
 	return sample{pipe.ZCard(ctx, key), pipe.ZRandMember(ctx, key, most)}
 }
 
@@ -94,7 +91,7 @@ type stratum struct {
 // a stratum of their own, so that none of them is missed. The sample comes from the others.
 func strata(ctx context.Context, c redis.Cmdable, keys, top []string) ([]stratum, error) {
 	sets, err := pipelined(ctx, c, keys, func(pipe redis.Pipeliner, key string) sample {
-		return take(ctx, pipe, key, maxTenantsRead, true)
+		return take(ctx, pipe, key, maxTenantsRead)
 	})
 	if err != nil {
 		return nil, err
@@ -151,26 +148,18 @@ func readWaiting(
 			sets, keys = append(sets, set{i, fairLanes[:], true}), append(keys, p.RateLimited(typ))
 		}
 	}
-	var parts []stratum
-	var err error
-	if limited {
-		parts, err = strata(ctx, c, keys, top)
-	} else {
-		var all []sample
-		all, err = pipelined(ctx, c, keys, func(pipe redis.Pipeliner, key string) sample {
-			return take(ctx, pipe, key, maxTenantsRead, false)
-		})
-		number := make([]int, len(types))
-		for i, of := range all {
-			tenants, typ := of.members.Val(), sets[i].typ
-			number[typ] += len(tenants)
-			out[typ].whole = number[typ] > maxTenantsRead
-			parts = append(parts, stratum{i, int64(len(tenants)), tenants})
-		}
-		parts = slices.DeleteFunc(parts, func(part stratum) bool { return out[sets[part.set].typ].whole })
-	}
+	parts, err := strata(ctx, c, keys, top)
 	if err != nil {
 		return nil, failed(err)
+	}
+	if !limited {
+		number := make([]int64, len(types))
+		for _, part := range parts {
+			typ := sets[part.set].typ
+			number[typ] += part.size
+			out[typ].whole = number[typ] > maxTenantsRead
+		}
+		parts = slices.DeleteFunc(parts, func(part stratum) bool { return out[sets[part.set].typ].whole })
 	}
 	type member struct {
 		part   int
@@ -194,26 +183,18 @@ func readWaiting(
 		r.tenant = pipe.HMGet(ctx, p.Tenant(m.tenant), tenantRPS, tenantInFlight, tenantPaused)
 		of := sets[parts[m.part].set]
 		for _, lane := range of.lanes {
-			r.groups = append(r.groups, take(ctx, pipe, p.FairTenant(types[of.typ], lane, m.tenant), mostGroups, limited))
+			r.groups = append(r.groups, take(ctx, pipe, p.FairTenant(types[of.typ], lane, m.tenant), mostGroups))
 		}
 		return r
 	})
 	if err != nil {
 		return nil, failed(err)
 	}
-	for i, m := range members {
-		w := &out[sets[parts[m.part].set].typ]
-		for _, of := range read[i].groups {
-			w.whole = w.whole || of.size == nil && len(of.members.Val()) > mostGroups
-		}
-	}
 	var queues []string
 	for i, m := range members {
 		typ := sets[parts[m.part].set].typ
-		if out[typ].whole {
-			continue
-		}
 		for _, of := range read[i].groups {
+			out[typ].whole = out[typ].whole || of.size.Val() > int64(mostGroups)
 			for _, group := range of.members.Val() {
 				queues = append(queues, p.Queue(group, types[typ]))
 			}
@@ -227,9 +208,6 @@ func readWaiting(
 	for i, m := range members {
 		part := parts[m.part]
 		w := &out[sets[part.set].typ]
-		if w.whole {
-			continue
-		}
 		if m.part != at {
 			at = m.part
 			w.Sets = append(w.Sets, WaitingSet{Limited: sets[part.set].limited, Size: part.size})
@@ -241,11 +219,7 @@ func readWaiting(
 				jobs = append(jobs, float64(lengths[next].Val()))
 				next++
 			}
-			size := int64(len(jobs))
-			if of.size != nil {
-				size = of.size.Val()
-			}
-			sum, variance := Estimate(jobs, size)
+			sum, variance := Estimate(jobs, of.size.Val())
 			t.Jobs, t.Variance = t.Jobs+sum, t.Variance+variance
 			if len(jobs) > 0 {
 				t.Lanes++
@@ -404,7 +378,7 @@ func SetRunnable(
 	for i, w := range read {
 		jobs, _ := w.Sum(false, func(t WaitingTenant) float64 { return t.Jobs })
 		t := &types[of[i]]
-		if w.whole {
+		if w.whole && !limited {
 			jobs = float64(t.Waiting)
 		}
 		t.Runnable += min(int64(math.Round(jobs)), t.Waiting)
