@@ -255,8 +255,8 @@ type TypeStats struct {
 	Type    string `json:"type"`
 	Backlog int64  `json:"backlog"` // waiting + non-ready + ready
 	// Runnable counts those of the backlog that may run now: ready ones, and waiting ones except those
-	// of scheduled groups, of paused groups, tenants and types, and of tenants without a permit. Of more
-	// than 200 tenants, or of 200 groups of a tenant, it looks at a random sample.
+	// of scheduled groups, of paused groups, tenants and types, and of tenants without a permit. Of a type
+	// with more than 200 tenants in a partition, or a tenant with more than 200 groups, all waiting jobs count.
 	Runnable int64 `json:"runnable"`
 	Waiting  int64 `json:"waiting"`
 	NonReady int64 `json:"non_ready"`
@@ -279,15 +279,18 @@ type TypeStats struct {
 type Scale struct {
 	Type    string `json:"type"`    // of several types: their names with commas between them
 	Backlog int64  `json:"backlog"` // as in TypeStats
-	// Runnable is as in TypeStats: it leaves out jobs of tenants that have no permit now.
+	// Runnable is as in TypeStats: it leaves out jobs of tenants that have no permit now. Of many tenants
+	// it looks at the busiest, and at a random sample.
 	Runnable  int64   `json:"runnable"`
-	MeanRunMS float64 `json:"mean_run_ms"` // 0: no job has run yet
+	MeanRunMS float64 `json:"mean_run_ms"` // 0: no job has run yet, or none may start
 	// RateBound says that rates, or bounds of jobs in flight, let fewer jobs start within the drain time
 	// than wait.
 	RateBound bool  `json:"rate_bound"`
 	SlotsNow  int64 `json:"slots_now"` // of live workers that serve the type
 	// SlotsWanted is the jobs that may start within the drain time, with permits that come until then,
-	// × mean run time / drain time, rounded up; at least the slots in use, and 1 while a job may start.
+	// × mean run time / drain time, rounded up; at least the slots in use, and 1 while a job waits that is
+	// not paused or scheduled. Non-ready jobs count when they are due. While RateBound, slots in use count
+	// for the part of the drain time that a mean run takes.
 	SlotsWanted int64 `json:"slots_wanted"`
 	// Sample is nil if all tenants with waiting jobs were looked at.
 	Sample *ScaleSample `json:"sample,omitempty"`
@@ -298,7 +301,8 @@ type Scale struct {
 type ScaleSample struct {
 	Tenants  int64 `json:"tenants"`
 	LookedAt int64 `json:"looked_at"`
-	// Error is the half width of the 95% confidence interval of the jobs that may start, as part of them.
+	// Error is the half width of the 95% confidence interval of the jobs that may start, as part of them,
+	// and at least the waiting jobs that those looked at don't explain.
 	Error float64 `json:"error"`
 }
 

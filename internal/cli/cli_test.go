@@ -74,6 +74,8 @@ func TestWrongUsage(t *testing.T) {
 		{"type block T", `unknown command "block" for "bulkaction type"; there are: pause, resume, scale, set, show`},
 		{"type pause", "pause needs the id of one type, got 0 arguments"},
 		{"type pause a/b", `type id "a/b": must match`},
+		{"type scale A,a/b", `type id "a/b": must match`},
+		{"type scale T --drain 0s", "drain: must be a time from 1s to 24h0m0s, such as 60s"},
 		{"tenant", "tenant needs a subcommand: ls, show, set, erase, pause, resume"},
 		{"tenant drop acme", `unknown command "drop"`},
 		{"tenant ls acme", `ls takes no argument "acme"`},

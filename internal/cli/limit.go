@@ -229,11 +229,28 @@ func newTypeShow(r *Root) *cobra.Command {
 func newTypeScale(r *Root) *cobra.Command {
 	drain := api.DefaultDrain
 	cmd := &cobra.Command{
-		Use:   "scale TYPE [--drain 1m]",
-		Short: "Show how many slots of workers the jobs of a type could use",
-		Args:  requireID("type"),
+		Use:   "scale TYPE[,TYPE...] [--drain 1m]",
+		Short: "Show how many slots of workers the jobs of a type, or of several together, could use",
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return requireID("type")(cmd, args)
+			}
+			for _, typ := range strings.Split(args[0], ",") {
+				if err := checkID("type", typ); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
 		RunE: ask(r, func(ctx context.Context, a *client.API, args []string) (api.Scale, error) {
-			return a.Scale(ctx, drain, args...)
+			if drain < api.MinDrain || drain > api.MaxDrain {
+				return api.Scale{}, usagef("drain: must be a time from %s to %s, such as 60s", api.MinDrain, api.MaxDrain)
+			}
+			s, err := a.Scale(ctx, drain, args...)
+			if err == nil && s.Backlog == 0 && s.Runnable == 0 && s.SlotsNow == 0 {
+				r.Notef("No job waits and no worker serves this type.")
+			}
+			return s, err
 		}, func(t table, s api.Scale) {
 			t.row("Type", s.Type)
 			t.row("Backlog", thousands(s.Backlog))

@@ -1,6 +1,7 @@
 package groups_test
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"time"
@@ -131,6 +132,90 @@ func TestScaleKeepsSlotsInUse(t *testing.T) {
 	require.Equal(t, [3]int64{0, 4, 0}, scale("U"))
 	w.Take("T", "w-1", 6)
 	require.Equal(t, [3]int64{0, 4, 4}, scale("T"), "jobs that a worker has prefetched have no slot")
+	require.NoError(t, presence.PublishWorker(ctx, w.Conn, w.Space, presence.WorkerReport{WorkerStatus: api.WorkerStatus{ID: "w-1", Types: []string{"T", "U"}, Workers: 4}, BatchSizes: map[string]int{"T": 8}}))
+	require.Equal(t, [3]int64{0, 4, 2}, scale("T"), "a batch takes one slot")
+	w.Jobs("h", "T", 3000)
+	require.NoError(t, w.Conn.Cmd.HSet(ctx, w.P.Load("T"), "est", 20).Err())
+	rps := 1.0
+	require.NoError(t, ledger.SetTenant(ctx, w.Conn.Cmd, w.P, "acme", ledger.TenantSettings{RPS: &rps}))
+	require.Equal(t, [3]int64{3000, 4, 1}, scale("T"), "a burst behind a rate is over soon")
+	require.NoError(t, w.Conn.Cmd.HSet(ctx, w.P.Load("T"), "est", 120_000).Err())
+	require.EqualValues(t, 120, scale("T")[2])
+	w.Jobs("u", "U", 3000)
+	require.NoError(t, w.Conn.Cmd.HSet(ctx, w.P.Load("U"), "est", 120_000).Err())
+	require.EqualValues(t, 120, scale("T", "U")[2], "a tenant's rate counts once")
+}
+
+// TestScaleWithoutPermissions: one slot is wanted while jobs wait for permissions of accounts.
+func TestScaleWithoutPermissions(t *testing.T) {
+	w := stagetest.Parallel(t, 1)
+	ctx := stagetest.Trusted(t)
+	require.NoError(t, presence.PublishWorker(ctx, w.Conn, w.Space, presence.WorkerReport{
+		WorkerStatus: api.WorkerStatus{ID: "w-1", Types: []string{"T"}, Workers: 4}, PermissionsPerSecond: map[string]float64{"T": 0},
+	}))
+	w.Jobs("g", "T", 9)
+	sc, err := w.Store.Scale(ctx, []string{"T"}, time.Minute)
+	require.NoError(t, err)
+	require.EqualValues(t, 1, sc.SlotsWanted)
+	require.True(t, sc.RateBound)
+}
+
+// TestScaleCountsDueJobs: non-ready jobs want slots from their due time on, those of their type only.
+func TestScaleCountsDueJobs(t *testing.T) {
+	w := stagetest.Parallel(t, 1)
+	ctx := stagetest.Trusted(t)
+	soon, later := time.Now().Add(time.Second), time.Now().Add(time.Hour)
+	for typ, at := range map[string]time.Time{"T": soon, "U": later} {
+		g := messages.SubmitGroup{ID: typ, Tenant: "acme", Type: typ, Jobs: stagetest.Numbered(3000)}
+		for i := range g.Jobs {
+			g.Jobs[i].RunAt = &at
+		}
+		w.Submit(g)
+		require.NoError(t, w.Conn.Cmd.HSet(ctx, w.P.Load(typ), "est", 2000).Err())
+	}
+	wanted := func(typ string) int64 {
+		sc, err := w.Store.Scale(ctx, []string{typ}, time.Minute)
+		require.NoError(t, err)
+		return sc.SlotsWanted
+	}
+	require.Eventually(t, func() bool { return wanted("T") == 100 }, time.Minute, 50*time.Millisecond)
+	require.Zero(t, wanted("U"))
+	require.NoError(t, w.Store.PauseTenant(ctx, "acme"))
+	require.Zero(t, wanted("T"))
+}
+
+// TestScaleSeesALargeTenant: the busiest tenants are always looked at, and while they are not known,
+// the error has the jobs that nobody has seen.
+func TestScaleSeesALargeTenant(t *testing.T) {
+	w := stagetest.Parallel(t, 1)
+	ctx := stagetest.Trusted(t)
+	for i := range 1000 {
+		n := 10
+		if i == 5 {
+			n = 90_000
+		}
+		w.Submit(messages.SubmitGroup{ID: fmt.Sprint("g", i), Tenant: fmt.Sprint("t", i), Type: "T", Jobs: stagetest.Numbered(n)})
+	}
+	require.NoError(t, w.Conn.Cmd.HSet(ctx, w.P.Load("T"), "est", 1000).Err())
+	const jobs = 999*10 + 90_000
+	scale := func() api.Scale {
+		sc, err := w.Store.Scale(ctx, []string{"T"}, time.Minute)
+		require.NoError(t, err)
+		return sc
+	}
+	sc := scale()
+	require.LessOrEqual(t, sc.Runnable, int64(jobs))
+	require.GreaterOrEqual(t, float64(sc.Runnable)*(1+sc.Sample.Error), jobs*0.999)
+	require.NoError(t, w.Store.MeasureBusiest(ctx, w.P, func(context.Context, int) error { return nil }))
+	for range 5 {
+		sc = scale()
+		require.EqualValues(t, jobs, sc.Runnable)
+		require.EqualValues(t, 1667, sc.SlotsWanted)
+		require.Zero(t, sc.Sample.Error)
+	}
+	st, err := w.Store.Stats(ctx)
+	require.NoError(t, err)
+	require.EqualValues(t, jobs, st.Types[0].Runnable, "of too many tenants all jobs count")
 }
 
 // TestScaleLooksAtASample: of many tenants some are looked at, and the answer says how exact it is.

@@ -236,7 +236,7 @@ func (s *Store) readPartition(ctx context.Context, p keyspace.Partition) (part p
 	if part.paused, err = ledger.PausedTypes(ctx, s.conn.Cmd, p, part.Types); err != nil {
 		return part, err
 	}
-	if _, err = ledger.SetRunnable(ctx, s.conn.Cmd, p, part.loads, part.paused, false); err != nil {
+	if _, err = ledger.SetRunnable(ctx, s.conn.Cmd, p, part.loads, part.paused, nil, false); err != nil {
 		return part, err
 	}
 	limits, err := ledger.ReadLimits(ctx, s.conn.Cmd, p, s.cfg.Meter, "")
