@@ -160,11 +160,11 @@ func deleteEntries(
 // DeleteGroup deletes a group that has ended, at once: as Expire, and its entries in ready streams, so
 // that what a worker reports of its jobs is stale. Twice: the second call finds nothing.
 func DeleteGroup(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string) error {
-	if r := run(ctx, c, expire, p, group, "", "now"); r.Code("OK", "OPEN") == "OPEN" {
+	r := run(ctx, c, expire, p, group, "", "now")
+	if r.Code("OK", "OPEN") == "OPEN" {
 		return fmt.Errorf("group %s has been opened again meanwhile: %w", group, api.ErrConflict)
-	} else {
-		return r.Err()
 	}
+	return r.Err()
 }
 
 // ReleaseID deletes the owner key of a group that was deleted, if it still is that of the tenant. If the

@@ -1,6 +1,7 @@
 package redistest
 
 import (
+	"errors"
 	"context"
 	"fmt"
 	"os"
@@ -35,8 +36,11 @@ func storesOf(binaries string) ([]store, error) {
 	for _, binary := range filepath.SplitList(binaries) {
 		out, err := exec.Command(binary, "--version").Output()
 		found := regexp.MustCompile(`^(Redis|Valkey) server v=([0-9.]+) `).FindSubmatch(out)
-		if err != nil || found == nil {
-			return nil, fmt.Errorf("%s has %q, which is no Redis server: with --version it prints %q (%v)",
+		if err == nil && found == nil {
+			err = errors.New("this is no version of Redis or Valkey")
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s has %q, which is no Redis server: with --version it prints %q: %w",
 				EnvBinaries, binary, out, err)
 		}
 		name := strings.ToLower(string(found[1])) + "-" + string(found[2])
