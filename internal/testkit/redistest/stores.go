@@ -1,8 +1,8 @@
 package redistest
 
 import (
-	"errors"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
