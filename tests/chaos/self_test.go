@@ -189,8 +189,7 @@ var controls = map[string][]edit{
 		{"jobs/append", "if piece and piece < tonumber(g[11] or 0) then return { 'DUP' } end\n", ""},
 		{
 			"jobs/append",
-			"if request ~= '' and not piece and (applied[request] or call('ZSCORE', known, request)) " +
-				"then return { 'DUP' } end\n",
+			"if applied[request] or seen and not older then return { 'DUP' } end\n",
 			"",
 		},
 	},
