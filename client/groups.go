@@ -155,9 +155,9 @@ func (a *API) Delete(ctx context.Context, group string) (api.Deletion, error) {
 	return doJSON[api.Deletion](ctx, a, callOn("delete", http.MethodDelete, "group", group, ""))
 }
 
-// Erase erases what is kept of the jobs of a tenant that have a key, in all its groups. It calls see, if
-// that is not nil, with the sum after each call of the API.
-func (a *API) Erase(ctx context.Context, tenant, key string, see func(api.Erasure)) (api.Erasure, error) {
+// Erase erases what is kept of the jobs of a tenant that have a key, in all its groups, and returns the
+// sum of the calls that this takes; after an error, of those before it.
+func (a *API) Erase(ctx context.Context, tenant, key string) (api.Erasure, error) {
 	sum := api.Erasure{Tenant: tenant, Left: []api.ErasureLeft{}}
 	for {
 		body := map[string]string{"key": key}
@@ -169,9 +169,6 @@ func (a *API) Erase(ctx context.Context, tenant, key string, see func(api.Erasur
 			return sum, err
 		}
 		sum.Groups, sum.Erased, sum.Left, sum.Next = sum.Groups+e.Groups, sum.Erased+e.Erased, append(sum.Left, e.Left...), e.Next
-		if see != nil {
-			see(sum)
-		}
 		if e.Next == "" {
 			return sum, nil
 		}

@@ -287,7 +287,7 @@ func newTenantErase(r *Root) *cobra.Command {
 			"code is 1 if something is left: repeat the command when these jobs have ended.",
 		Args: cobra.ExactArgs(2),
 		RunE: r.withAPI(func(ctx context.Context, a *client.API, args []string) error {
-			e, err := a.Erase(ctx, args[0], args[1], nil)
+			e, err := a.Erase(ctx, args[0], args[1])
 			if err != nil {
 				return err
 			}
